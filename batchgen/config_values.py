@@ -1,0 +1,140 @@
+"""Values of the job file that are more than a YAML scalar: byte sizes, durations, `auto`, templates, paths."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Annotated, Any, Literal
+
+from jinja2 import Environment, TemplateSyntaxError
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+
+_BYTE_UNITS = {"": 1, "b": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("kmgt", start=1)
+    for suffix, base in (("b", 1000), ("ib", 1024))
+}
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
+_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhd])\s*)+")
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
+
+_BYTES_PATTERN = r"^\d+(\.\d+)?\s*([kKmMgGtT][iI]?)?[bB]?$"
+_DURATION_PATTERN = r"^(\d+(\.\d+)?(ms|s|m|h|d)\s*)+$"
+
+ARROW_TYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "string", "large_string", "binary", "large_binary", "date32", "date64"),
+    *("time32[s]", "time32[ms]", "time64[us]", "time64[ns]"),
+    *("timestamp[s]", "timestamp[ms]", "timestamp[us]", "timestamp[ns]"),
+)
+"""What `input.schema` may name: pyarrow's aliases of the plain types."""
+
+
+def describe(value: object) -> str:
+    """A value as the end of a sentence: `the text "4"`, `-1`, `a list`."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, str):
+        shown = value if len(value) <= 40 else value[:39] + "…"
+        return f"the text {json.dumps(shown, ensure_ascii=False)}"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, (list, tuple)):
+        return "a list" if value else "an empty list"
+    return json.dumps(value)
+
+
+def parse_bytes(text: str) -> int:
+    """`256MiB` -> 268435456; also kB, MB, GB, TB (powers of 1000) and KiB, GiB, TiB. Raises ValueError."""
+    match = _BYTES.fullmatch(text.strip())
+    unit = _BYTE_UNITS.get(match.group(2).lower()) if match else None
+    if match is None or unit is None:
+        raise ValueError(f"must be a number of bytes such as 256MiB or 2GB, got {describe(text)}")
+    return int(float(match.group(1)) * unit) if "." in match.group(1) else int(match.group(1)) * unit
+
+
+def parse_duration(text: str) -> float:
+    """`30m` -> 1800.0 seconds; also ms, s, h, d and sums such as `1h30m`. Raises ValueError."""
+    if not _DURATION.fullmatch(text.strip()):
+        raise ValueError(f"must be seconds or a time such as 90s, 30m or 1h30m, got {describe(text)}")
+    return sum(float(number) * _DURATION_UNITS[unit] for number, unit in _DURATION_PART.findall(text))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check_count(value: object) -> object:
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        return value
+    raise ValueError(f'must be "auto" or a whole number >= 1, got {describe(value)}')
+
+
+def _check_bytes(value: object) -> object:
+    if isinstance(value, str) and value != "auto":
+        value = parse_bytes(value)
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        return value
+    raise ValueError(f'must be "auto" or a number of bytes such as 256MiB, got {describe(value)}')
+
+
+def _check_duration(value: object) -> object:
+    seconds = parse_duration(value) if isinstance(value, str) else value
+    if _is_number(seconds) and isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds >= 0:
+        return float(seconds)
+    raise ValueError(f"must be seconds or a time such as 90s, 30m or 1h30m, got {describe(value)}")
+
+
+def _check_optional_duration(value: object) -> object:
+    return None if value is None else _check_duration(value)
+
+
+def _check_paths(value: object) -> object:
+    items = value if isinstance(value, (list, tuple)) else [value]
+    if not items or not all(isinstance(item, str) and item for item in items):
+        raise ValueError(f"must be a path or pattern, or a list of them, got {describe(value)}")
+    return list(items) if isinstance(value, tuple) else value
+
+
+def check_template(text: str) -> str:
+    """Raise ValueError where Jinja cannot parse the template; returns it as it is."""
+    try:
+        Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
+    except TemplateSyntaxError as error:
+        raise ValueError(f"not a valid Jinja template, line {error.lineno} of it: {error.message}") from error
+    return text
+
+
+_DURATION_SCHEMA: dict[str, Any] = {
+    "anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": _DURATION_PATTERN}]
+}
+_BYTES_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"const": "auto", "type": "string"},
+        {"type": "integer", "minimum": 1},
+        {"type": "string", "pattern": _BYTES_PATTERN},
+    ]
+}
+
+AutoCount = Annotated[Literal["auto"] | Annotated[int, Field(ge=1)], BeforeValidator(_check_count)]
+"""`auto` or a whole number from 1."""
+
+AutoBytes = Annotated[Literal["auto"] | int, BeforeValidator(_check_bytes), WithJsonSchema(_BYTES_SCHEMA)]
+"""`auto` or a number of bytes, written with a unit or without."""
+
+Duration = Annotated[float, BeforeValidator(_check_duration), WithJsonSchema(_DURATION_SCHEMA)]
+"""Seconds, written as a number or with units."""
+
+OptionalDuration = Annotated[
+    float | None,
+    BeforeValidator(_check_optional_duration),
+    WithJsonSchema({"anyOf": [*_DURATION_SCHEMA["anyOf"], {"type": "null"}]}),
+]
+
+Paths = Annotated[str | list[str], BeforeValidator(_check_paths)]
+"""One path or pattern, or several."""
+
+Template = Annotated[str, AfterValidator(check_template)]
+"""Jinja source that parses."""
