@@ -10,6 +10,22 @@ from batchgen.sampling_params import SamplingParams
 FinishReason = Literal["stop", "length"]
 
 
+class RowRange(NamedTuple):
+    """Rows `start` up to but not including `stop` of one file; rows are physical, so skipped blank lines count."""
+
+    source: int
+    """Index of the file in the frozen, sorted list of inputs."""
+    start: int
+    stop: int
+
+
+class Shard(NamedTuple):
+    """One unit of work and one file of the output: ranges of input rows, in input order."""
+
+    number: int
+    ranges: tuple[RowRange, ...]
+
+
 class RowError(NamedTuple):
     """Why a row has no (complete) answer; the message holds figures of the row itself only."""
 

@@ -1,0 +1,333 @@
+"""The one seam for file operations on the output: whatever must survive a crash goes through `OutputFiles`.
+
+`FileBackend` is what tests replace: by one that kills the process or fails at the N-th operation, or by a simulated
+file system that loses power. `OutputFiles` turns what a backend raises into batchgen's errors; only two answers of
+the system are signals rather than failures and pass through: FileExistsError where an exclusive name is taken, and
+FileNotFoundError where a file is read that is not there.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, Protocol
+
+from batchgen.errors import OutputUnavailable
+
+
+class FileStatus(NamedTuple):
+    """What a directory entry is, without following symbolic links."""
+
+    size: int
+    is_regular: bool
+    inode: int
+    mtime_ns: int
+
+
+class WritableFile(Protocol):
+    """A new file; closed without `sync`, its content may be lost."""
+
+    def write(self, data: bytes) -> None:
+        """Append all of `data`."""
+
+    def sync(self) -> None:
+        """Make what was written survive a loss of power."""
+
+    def close(self) -> None:
+        """Give the descriptor back; a second call does nothing."""
+
+
+class LockedFile(Protocol):
+    """An exclusive lock that ends with the process, whatever ends it."""
+
+    def write(self, data: bytes) -> None:
+        """Replace the content of the lock file."""
+
+    def is_current(self) -> bool:
+        """Whether the path still names the file that is locked."""
+
+    def release(self) -> None:
+        """End the lock; a second call does nothing."""
+
+
+class FileBackend(Protocol):
+    """The operations a file system must offer; all raise OSError."""
+
+    def create(self, path: Path) -> WritableFile:
+        """Open a file that must not exist yet; FileExistsError where it does."""
+
+    def open_read(self, path: Path) -> BinaryIO:
+        """Open for reading, seekable; symbolic links are refused."""
+
+    def link(self, source: Path, target: Path) -> None:
+        """Give the file a second name; FileExistsError where `target` exists."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Move a file over `target`, atomically."""
+
+    def unlink(self, path: Path) -> None:
+        """Remove a name."""
+
+    def make_directory(self, path: Path) -> None:
+        """Make one directory; FileExistsError where it is there."""
+
+    def sync_directory(self, path: Path) -> None:
+        """Make the names in a directory survive a loss of power."""
+
+    def list_directory(self, path: Path) -> list[str]:
+        """Names in the directory."""
+
+    def status(self, path: Path) -> FileStatus:
+        """Size and kind of the entry itself."""
+
+    def try_lock(self, path: Path) -> LockedFile | None:
+        """Lock the file, made where it is not there; None where another process holds it."""
+
+
+class OsWritableFile:
+    """A file of the operating system, opened exclusively."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+
+    def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._open_fd(), view) :]
+
+    def sync(self) -> None:
+        os.fsync(self._open_fd())
+
+    def close(self) -> None:
+        if self._fd is not None:
+            fd, self._fd = self._fd, None
+            os.close(fd)
+
+    def _open_fd(self) -> int:
+        assert self._fd is not None, "the file is closed"
+        return self._fd
+
+
+class OsLockedFile:
+    """flock on an open descriptor: no child inherits it, so it dies with this process."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self._path = path
+        self._fd: int | None = fd
+
+    def write(self, data: bytes) -> None:
+        assert self._fd is not None
+        os.pwrite(self._fd, data, 0)
+        os.ftruncate(self._fd, len(data))
+
+    def is_current(self) -> bool:
+        assert self._fd is not None
+        try:
+            named = os.stat(self._path)
+        except FileNotFoundError:
+            return False
+        held = os.fstat(self._fd)
+        return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
+
+    def release(self) -> None:
+        if self._fd is not None:
+            fd, self._fd = self._fd, None
+            os.close(fd)
+
+
+class OsBackend:
+    """A local file system through the operating system."""
+
+    def create(self, path: Path) -> WritableFile:
+        return OsWritableFile(path)
+
+    def open_read(self, path: Path) -> BinaryIO:
+        # A symbolic link in the place of a shard is never followed: it may lead anywhere.
+        return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
+
+    def link(self, source: Path, target: Path) -> None:
+        os.link(source, target, follow_symlinks=False)
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.rename(source, target)
+
+    def unlink(self, path: Path) -> None:
+        os.unlink(path)
+
+    def make_directory(self, path: Path) -> None:
+        os.mkdir(path)
+
+    def sync_directory(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def list_directory(self, path: Path) -> list[str]:
+        return os.listdir(path)
+
+    def status(self, path: Path) -> FileStatus:
+        found = os.lstat(path)
+        return FileStatus(found.st_size, stat.S_ISREG(found.st_mode), found.st_ino, found.st_mtime_ns)
+
+    def try_lock(self, path: Path) -> LockedFile | None:
+        while True:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            locked = OsLockedFile(path, fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                locked.release()
+                return None
+            except OSError:
+                locked.release()
+                raise
+            # Between open and lock the file may have been replaced; a lock on a nameless file excludes nobody.
+            if locked.is_current():
+                return locked
+            locked.release()
+
+
+@contextmanager
+def _explained(action: str, path: Path, *signals: type[OSError]) -> Iterator[None]:
+    """Raise OutputUnavailable with the path and the reason for any OSError that is not one of `signals`."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, signals):
+            raise
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise OutputUnavailable(f"{path}: cannot {action}: {reason}; {_remedy(error.errno)}") from error
+
+
+def _remedy(code: int | None) -> str:
+    match code:
+        case errno.ENOSPC | errno.EDQUOT:
+            return "free some space and run again: what is committed is intact"
+        case errno.EMFILE | errno.ENFILE:
+            return "raise the limit of open files (ulimit -n) and run again: what is committed is intact"
+        case errno.ELOOP:
+            return "it is a symbolic link, which batchgen never follows; remove it"
+    return "mend it and run again: what is committed is intact"
+
+
+class _ExplainedFile:
+    """A new file whose errors name it, and the bytes it was given so far."""
+
+    def __init__(self, file: WritableFile, path: Path) -> None:
+        self._file = file
+        self._path = path
+        self._num_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        with _explained(f"write {len(data)} bytes after {self._num_bytes}", self._path):
+            self._file.write(data)
+        self._num_bytes += len(data)
+
+    def sync(self) -> None:
+        with _explained(f"sync {self._num_bytes} bytes", self._path):
+            self._file.sync()
+
+    def close(self) -> None:
+        with _explained("close", self._path):
+            self._file.close()
+
+
+class OutputFiles:
+    """File operations on the output, with errors that say which file and what to do.
+
+    Every method raises OutputUnavailable (exit code 74) besides what it names.
+    """
+
+    def __init__(self, backend: FileBackend | None = None) -> None:
+        self._backend: FileBackend = backend or OsBackend()
+
+    def create(self, path: Path) -> WritableFile:
+        """Open a new file for writing; FileExistsError where the name is taken."""
+        with _explained("create", path, FileExistsError):
+            return _ExplainedFile(self._backend.create(path), path)
+
+    def write_new(self, path: Path, data: bytes) -> None:
+        """Create, write, sync and close one small file; FileExistsError where the name is taken.
+
+        Where a step fails, the file is removed if it can be: an unsynced file must not pass for a durable one.
+        """
+        file = self.create(path)
+        try:
+            file.write(data)
+            file.sync()
+            file.close()
+        except OutputUnavailable:
+            with suppress(OutputUnavailable):
+                file.close()
+            with suppress(OutputUnavailable):
+                self.unlink(path)
+            raise
+
+    def replace(self, path: Path, data: bytes, temporary: Path) -> None:
+        """Write `path` anew, atomically and durably, by way of the unused name `temporary`."""
+        self.write_new(temporary, data)
+        self.rename(temporary, path)
+        self.sync_directory(path.parent)
+
+    def open_read(self, path: Path) -> BinaryIO:
+        """Open for reading; FileNotFoundError where it is not there; symbolic links are refused."""
+        with _explained("open", path, FileNotFoundError):
+            return self._backend.open_read(path)
+
+    def read(self, path: Path) -> bytes:
+        """The whole content; FileNotFoundError where it is not there."""
+        with self.open_read(path) as file, _explained("read", path):
+            return file.read()
+
+    def link(self, source: Path, target: Path) -> None:
+        """Publish `source` under a second name; FileExistsError where that name is taken."""
+        with _explained(f"link {source.name} to it", target, FileExistsError):
+            self._backend.link(source, target)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Move `source` over `target`."""
+        with _explained(f"rename {source.name} to it", target):
+            self._backend.rename(source, target)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a name; one that is not there is no error."""
+        with suppress(FileNotFoundError), _explained("remove", path, FileNotFoundError):
+            self._backend.unlink(path)
+
+    def make_directory(self, path: Path) -> None:
+        """Make one directory if it is not there; its name is durable after `sync_directory` of the parent."""
+        with suppress(FileExistsError), _explained("make the directory", path, FileExistsError):
+            self._backend.make_directory(path)
+
+    def sync_directory(self, path: Path) -> None:
+        """Make the names in a directory durable."""
+        with _explained("sync the directory", path):
+            self._backend.sync_directory(path)
+
+    def list_directory(self, path: Path) -> list[str]:
+        """Sorted names in the directory; empty where it is not there."""
+        try:
+            with _explained("list", path, FileNotFoundError):
+                return sorted(self._backend.list_directory(path))
+        except FileNotFoundError:
+            return []
+
+    def status(self, path: Path) -> FileStatus | None:
+        """Size and kind of the entry itself, None where there is none."""
+        try:
+            with _explained("look at", path, FileNotFoundError):
+                return self._backend.status(path)
+        except FileNotFoundError:
+            return None
+
+    def try_lock(self, path: Path) -> LockedFile | None:
+        """Lock the file until released or until this process ends; None where another process holds it."""
+        with _explained("lock", path):
+            return self._backend.try_lock(path)
