@@ -99,6 +99,9 @@ class JobConfig(Section):
 def job_schema() -> dict[str, Any]:
     """The JSON schema of a job file (draft 2020-12)."""
     schema = JobConfig.model_json_schema(by_alias=True)
+    sections = [*schema["$defs"].values(), schema]
+    for node in [key for section in sections for key in section["properties"].values()]:
+        node.pop("title", None)  # pydantic makes them from the names, and editors would show both
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "batchgen job, version 1"}
 
 

@@ -108,13 +108,13 @@ def check_template(text: str) -> str:
 
 
 _DURATION_SCHEMA: dict[str, Any] = {
-    "anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": _DURATION_PATTERN}]
+    "anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": _DURATION_PATTERN, "examples": ["90s", "1h30m"]}]
 }
 _BYTES_SCHEMA: dict[str, Any] = {
     "anyOf": [
         {"const": "auto", "type": "string"},
         {"type": "integer", "minimum": 1},
-        {"type": "string", "pattern": _BYTES_PATTERN},
+        {"type": "string", "pattern": _BYTES_PATTERN, "examples": ["256MiB", "2GB"]},
     ]
 }
 

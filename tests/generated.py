@@ -1,0 +1,134 @@
+"""Files that are made from the code and checked in: `python -m tests.generated` writes them, `--check` compares.
+
+The command-line page depends on typer's layout, so versions are pinned in constraints.txt.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from batchgen.commands.schema import schema_text
+from batchgen.config import OPERATIONAL_KEYS, OPERATIONAL_SECTIONS, job_schema
+
+ROOT = Path(__file__).parent.parent
+NOTICE = "<!-- Made by `make generate`; edit what it is made from. -->\n"
+COMMANDS = ((), ("run",), ("validate",), ("schema",))
+
+
+def job_file_page() -> str:
+    """docs/job-file.md: every key of every section with type, default, unit and meaning."""
+    schema = job_schema()
+    parts = [
+        "# The job file\n",
+        NOTICE,
+        "A job is one YAML file. `batchgen validate job.yaml` checks it without loading data or a model, and "
+        "`batchgen run job.yaml --set sampling.temperature=0.5` changes a key for one run. Relative paths are relative "
+        "to the job file. A key that is left out has its default; a key that does not exist is an error.\n",
+        "The first line connects editors that speak the YAML language server to the schema:\n",
+        "```yaml\n" + (ROOT / "tests/job_files/valid/every_key.yaml").read_text() + "```\n",
+        "Keys marked *operational* may change between two runs of one job: they cannot change a row. All others "
+        "belong to the job's identity, and an output is only ever continued by the job that began it.\n",
+        "`version: 1` names this format and is required; version 1 only ever gains optional keys.\n",
+    ]
+    for section, node in schema["properties"].items():
+        if section != "version":
+            parts.append(_section(section, node, schema))
+    return "\n".join(parts)
+
+
+def _section(section: str, node: dict[str, Any], schema: dict[str, Any]) -> str:
+    definition = schema["$defs"][node["$ref"].rsplit("/", 1)[1]]
+    required = "required" if section in schema["required"] else "optional"
+    title = f"## {section} ({required}{', operational' if section in OPERATIONAL_SECTIONS else ''})\n"
+    rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for name, key in definition["properties"].items():
+        default = "required" if name in definition.get("required", ()) else f"`{json.dumps(key.get('default'))}`"
+        meaning = key["description"]
+        if "unit" in key:
+            meaning += f" Unit: {key['unit']}."
+        if f"{section}.{name}" in OPERATIONAL_KEYS:
+            meaning += " *Operational.*"
+        if "examples" in key:
+            meaning += " Example: " + ", ".join(f"`{json.dumps(example)}`" for example in key["examples"]) + "."
+        rows.append(f"| `{name}` | {_type(key)} | {default} | {meaning} |")
+    table = "\n".join(row.replace("||", r"\|\|") for row in rows)
+    return f"{title}\n{definition['description']}\n\n{table}\n"
+
+
+def _type(node: dict[str, Any]) -> str:
+    if "anyOf" in node:
+        return " or ".join(dict.fromkeys(_type(choice) for choice in node["anyOf"]))
+    if "$ref" in node:
+        return "mapping of role and content"
+    if "enum" in node or "const" in node:
+        return " or ".join(f"`{json.dumps(choice)}`" for choice in node.get("enum", [node.get("const")]))
+    if node["type"] == "array":
+        return f"list of {_type(node['items'])}"
+    if "examples" in node:
+        return f"text such as {' or '.join(node['examples'])}"
+    names = {"integer": "whole number", "string": "text", "boolean": "true or false", "object": "mapping"}
+    bounds = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<="}
+    # The largest seed is 2 ** 63 - 1, which says nothing to a reader.
+    limits = [f"{sign} {node[key]:g}" for key, sign in bounds.items() if key in node and node[key] < 1 << 62]
+    return " ".join([names.get(node["type"], str(node["type"])), ", ".join(limits)]).strip()
+
+
+def cli_page() -> str:
+    """docs/cli.md: what --help says, for the program and for each command."""
+    parts = ["# The command line\n", NOTICE]
+    for command in COMMANDS:
+        parts.append(f"## {' '.join(('batchgen', *command))}\n")
+        parts.append(f"```console\n$ {' '.join(('batchgen', *command, '--help'))}\n{_help(command)}```\n")
+    return "\n".join(parts)
+
+
+def _help(command: tuple[str, ...]) -> str:
+    # In a process of its own: the width is read from the environment, and nothing else may have an influence.
+    environ = {**os.environ, "COLUMNS": "100", "TERMINAL_WIDTH": "100", "NO_COLOR": "1"}
+    arguments = [sys.executable, "-m", "batchgen.cli", *command, "--help"]
+    return subprocess.run(arguments, env=environ, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
+def generated_files() -> dict[str, str]:
+    """Path from the root of the repository -> text."""
+    return {
+        "schemas/job.v1.schema.json": schema_text(),
+        "docs/job-file.md": job_file_page(),
+        "docs/cli.md": cli_page(),
+    }
+
+
+def stale_files() -> list[str]:
+    """A diff for each checked-in file that is not what the code makes."""
+    diffs = []
+    for name, text in generated_files().items():
+        path = ROOT / name
+        old = path.read_text() if path.exists() else ""
+        if old != text:
+            lines = difflib.unified_diff(
+                old.splitlines(keepends=True), text.splitlines(keepends=True), f"{name} (checked in)", f"{name} (made)"
+            )
+            diffs.append("".join(lines))
+    return diffs
+
+
+def main(arguments: list[str]) -> int:
+    """Write the files, or with `--check` print what is stale; returns the exit code."""
+    if arguments == ["--check"]:
+        diffs = stale_files()
+        print("\n".join(diffs) + "run `make generate`" if diffs else "generated files are up to date")
+        return int(bool(diffs))
+    for name, text in generated_files().items():
+        (ROOT / name).write_text(text)
+        print(f"wrote {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
