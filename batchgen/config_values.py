@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from typing import Annotated, Any, Literal
 
 from jinja2 import Environment, TemplateSyntaxError
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-_BYTE_UNITS = {"": 1, "b": 1} | {
-    f"{letter}{suffix}": base**power
-    for power, letter in enumerate("kmgt", start=1)
-    for suffix, base in (("b", 1000), ("ib", 1024))
-}
-_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
-_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhd])\s*)+")
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
+from batchgen.units import parse_bytes, parse_duration
 
 _BYTES_PATTERN = r"^\d+(\.\d+)?\s*([kKmMgGtT][iI]?)?[bB]?$"
 _DURATION_PATTERN = r"^(\d+(\.\d+)?(ms|s|m|h|d)\s*)+$"
@@ -44,22 +35,6 @@ def describe(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return "a list" if value else "an empty list"
     return json.dumps(value)
-
-
-def parse_bytes(text: str) -> int:
-    """`256MiB` -> 268435456; also kB, MB, GB, TB (powers of 1000) and KiB, GiB, TiB. Raises ValueError."""
-    match = _BYTES.fullmatch(text.strip())
-    unit = _BYTE_UNITS.get(match.group(2).lower()) if match else None
-    if match is None or unit is None:
-        raise ValueError(f"must be a number of bytes such as 256MiB or 2GB, got {describe(text)}")
-    return int(float(match.group(1)) * unit) if "." in match.group(1) else int(match.group(1)) * unit
-
-
-def parse_duration(text: str) -> float:
-    """`30m` -> 1800.0 seconds; also ms, s, h, d and sums such as `1h30m`. Raises ValueError."""
-    if not _DURATION.fullmatch(text.strip()):
-        raise ValueError(f"must be seconds or a time such as 90s, 30m or 1h30m, got {describe(text)}")
-    return sum(float(number) * _DURATION_UNITS[unit] for number, unit in _DURATION_PART.findall(text))
 
 
 def _is_number(value: object) -> bool:
@@ -108,7 +83,10 @@ def check_template(text: str) -> str:
 
 
 _DURATION_SCHEMA: dict[str, Any] = {
-    "anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": _DURATION_PATTERN, "examples": ["90s", "1h30m"]}]
+    "anyOf": [
+        {"type": "number", "minimum": 0},
+        {"type": "string", "pattern": _DURATION_PATTERN, "examples": ["90s", "1h30m"]},
+    ]
 }
 _BYTES_SCHEMA: dict[str, Any] = {
     "anyOf": [

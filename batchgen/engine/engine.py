@@ -1,0 +1,249 @@
+"""The engine: prompts in, completions out, one step at a time."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import repeat
+
+import torch
+
+from batchgen.engine.completions import completion_of
+from batchgen.engine.loading import EngineOptions, EngineParts, load_parts
+from batchgen.engine.metrics import EngineMetrics
+from batchgen.engine.model_runner import logits_rows
+from batchgen.engine.requests import RequestBuilder, RequestRefused
+from batchgen.engine.scheduler import Batch
+from batchgen.engine.sequence import SequenceGroup
+from batchgen.errors import EngineStalled
+from batchgen.records import Completion, PartialSample, Prompt, RowError
+from batchgen.sampling_params import MAX_SEED, SamplingParams
+from batchgen.tokenizer import Tokenizer
+
+DEFAULT_WINDOW = 8192
+"""Prompts in flight: two shards of the default size, so that rows with a common prefix meet."""
+
+
+KV_SAMPLE_STEPS = 4
+"""Every so many steps the use of the KV cache is measured."""
+
+
+class Engine:
+    """Generates completions for prompts with one model on one device.
+
+    `model` is a Hub id, a directory, a GGUF file or `package:NAME/FILE`; every option but those of the model's identity
+    (`revision`, `dtype`, `max_model_len`) changes speed and memory only, never a token.
+
+    Raises ModelError where the model is not found, not readable or refused.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        revision: str | None = None,
+        dtype: str = "auto",
+        device: str = "auto",
+        max_model_len: int | str = "auto",
+        block_size: int = 16,
+        kv_cache_memory: int | str = "auto",
+        max_batch_tokens: int | str = "auto",
+        max_sequences: int | str = "auto",
+        prefix_caching: bool = True,
+        window: int = DEFAULT_WINDOW,
+    ) -> None:
+        options = EngineOptions(
+            model=model,
+            revision=revision,
+            dtype=dtype,
+            device=device,
+            max_model_len=max_model_len,
+            block_size=block_size,
+            kv_cache_memory=kv_cache_memory,
+            max_batch_tokens=max_batch_tokens,
+            max_sequences=max_sequences,
+            prefix_caching=prefix_caching,
+        )
+        self._begin(load_parts(options), window)
+
+    @classmethod
+    def from_parts(cls, parts: EngineParts, window: int = DEFAULT_WINDOW) -> Engine:
+        """An engine over parts that are made already; this is where a fake model plugs in."""
+        engine = cls.__new__(cls)
+        engine._begin(parts, window)
+        return engine
+
+    def _begin(self, parts: EngineParts, window: int) -> None:
+        self._runner = parts.runner
+        self._sampler = parts.sampler
+        self._scheduler = parts.scheduler
+        self._window = window
+        self._requests = RequestBuilder(
+            tokenizer=parts.tokenizer,
+            vocab_size=parts.vocab_size,
+            max_model_len=parts.max_model_len,
+            eos_token_ids=parts.eos_token_ids,
+            default_seed=secrets.randbelow(MAX_SEED),
+        )
+        self._groups: dict[int, SequenceGroup] = {}
+        self._ready: deque[Completion] = deque()
+        self._next_index = 0
+        self._metrics = EngineMetrics(num_blocks=parts.scheduler.pool.num_blocks, block_size=parts.scheduler.pool.block_size)
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """None where the model's directory has none; prompts are then token ids."""
+        return self._requests.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens of prompt and completion together."""
+        return self._requests.max_model_len
+
+    @property
+    def num_unfinished(self) -> int:
+        """Prompts in flight, those whose completion is ready but not yet handed out among them."""
+        return len(self._groups) + len(self._ready)
+
+    @property
+    def wants_prompts(self) -> bool:
+        """Whether the window has room for another prompt."""
+        return self.num_unfinished < self._window
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """Counters since the engine was made."""
+        scheduled = self._scheduler.metrics
+        self._metrics.num_preemptions = scheduled.num_preemptions
+        self._metrics.num_copies = scheduled.num_copies
+        self._metrics.num_cached_tokens = scheduled.num_cached_tokens
+        self._metrics.peak_blocks_held = scheduled.peak_blocks_held
+        return self._metrics
+
+    def generate(
+        self,
+        prompts: Iterable[str | list[int] | Prompt],
+        params: SamplingParams | Iterable[SamplingParams] | None = None,
+    ) -> Iterator[Completion]:
+        """Yield a completion per prompt as they finish; `prompt_index` is the prompt's position in `prompts`.
+
+        `params` is one for all, or one per prompt. What is wrong with one prompt is its completion's `error`; nothing
+        is raised for it. Closing the iterator drops what is in flight.
+        """
+        each_params = iter(params) if isinstance(params, Iterable) else repeat(params or SamplingParams())
+        source = iter(prompts)
+        positions: dict[int, int] = {}
+        next_position = 0
+        exhausted = False
+        try:
+            while positions or not exhausted:
+                while not exhausted and self.wants_prompts:
+                    prompt = next(source, None)
+                    if prompt is None:
+                        exhausted = True
+                        break
+                    positions[self.add(_as_prompt(prompt, next_position), next(each_params))] = next_position
+                    next_position += 1
+                for completion in self.step():
+                    position = positions.pop(completion.prompt_index, None)
+                    if position is None:
+                        self._ready.append(completion)  # It belongs to another caller of this engine.
+                    else:
+                        completion.prompt_index = position
+                        yield completion
+        finally:
+            for index in positions:
+                self.abort(index)
+
+    def add(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
+        """Queue one prompt and return its index, which counts the prompts of this engine from 0.
+
+        A prompt that cannot run comes back from the next `step` with its error.
+        """
+        index = self._next_index
+        self._next_index += 1
+        try:
+            group = self._requests.build(index, prompt, params or prompt.params or SamplingParams())
+        except RequestRefused as refused:
+            self._ready.append(Completion(index, list(prompt.token_ids or []), [], error=refused.error))
+        else:
+            self._groups[index] = group
+            self._scheduler.add(group)
+        return index
+
+    def step(self) -> list[Completion]:
+        """Compute one batch; returns the completions that it finished. Raises EngineStalled when nothing moves."""
+        batch = self._scheduler.schedule()
+        if batch.chunks:
+            self._run(batch)
+        completions = [*self._ready, *map(self._complete, self._scheduler.take_finished())]
+        self._ready.clear()
+        if not completions and not batch.chunks and self._scheduler.has_unfinished:
+            raise EngineStalled(self._scheduler.describe_waiting())
+        return completions
+
+    def abort(self, prompt_index: int) -> None:
+        """Drop a prompt, in whatever state; unknown and finished ones are ignored."""
+        group = self._groups.pop(prompt_index, None)
+        if group is not None:
+            self._scheduler.abort(group)
+
+    def partials(self) -> Iterator[tuple[int, list[PartialSample]]]:
+        """The tokens so far of every prompt that has generated some and is not finished."""
+        for index, group in self._groups.items():
+            begun = [
+                PartialSample(s.sample, s.generated_token_ids, s.cumulative_logprob, s.logprobs)
+                for s in group.sequences
+                if s.num_generated > 0
+            ]
+            if begun:
+                yield index, begun
+
+    def check_integrity(self) -> None:
+        """Assert that every block has exactly the owners that it counts."""
+        self._scheduler.check_integrity()
+
+    def close(self) -> None:
+        """Drop everything in flight and give the blocks back."""
+        for index in list(self._groups):
+            self.abort(index)
+        self._ready.clear()
+
+    def _run(self, batch: Batch) -> None:
+        try:
+            logits_RV = self._runner.execute(batch)
+            drawn = self._sampler.sample(logits_RV, logits_rows(batch), [sequence for _, sequence in batch.samples])
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            self._recover(batch, error)
+            return
+        self._scheduler.update(batch, drawn.token_ids, drawn.logprobs)
+        self._metrics.num_steps += 1
+        self._metrics.num_computed_tokens += batch.num_tokens
+        if self._metrics.num_steps % KV_SAMPLE_STEPS == 0:
+            self._metrics.sample_kv(self._scheduler.useful_share(), self._scheduler.pool.num_shared)
+
+    def _recover(self, batch: Batch, error: Exception) -> None:
+        """The step did not fit: take it back and go on with half the tokens; a sequence that fails alone is a row error."""
+        alone = len(batch.chunks) == 1
+        self._scheduler.rollback(batch)
+        self._metrics.num_shrinks += 1
+        if not self._scheduler.shrink() and alone:
+            message = f"the device ran out of memory with this row alone: {error}"
+            self._scheduler.fail_sample(batch.chunks[0].sequence, RowError("out_of_memory", message))
+
+    def _complete(self, group: SequenceGroup) -> Completion:
+        del self._groups[group.prompt_index]
+        completion = completion_of(group, self.tokenizer)
+        self._metrics.num_prompt_tokens += group.num_prompt_tokens
+        self._metrics.num_generated_tokens += sum(len(sample.token_ids) for sample in completion.samples)
+        return completion
+
+
+def _as_prompt(prompt: str | list[int] | Prompt, position: int) -> Prompt:
+    if isinstance(prompt, Prompt):
+        return prompt if prompt.row is not None else replace(prompt, row=position)
+    if isinstance(prompt, str):
+        return Prompt(text=prompt, row=position)
+    return Prompt(token_ids=list(prompt), row=position)

@@ -1,0 +1,136 @@
+"""Makes the parts of an engine: model, cache, scheduler, runner, sampler; resolves every `auto`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from batchgen.engine.block_pool import BlockPool
+from batchgen.engine.kv_cache import KVCache, LayerShape
+from batchgen.engine.memory import available_memory, num_blocks_for
+from batchgen.engine.model_loader import LoadedModel, load_model
+from batchgen.engine.model_runner import ModelRunner
+from batchgen.engine.ops import select_ops
+from batchgen.engine.prefix_cache import PrefixCache
+from batchgen.engine.sampler import Draws, Sampler
+from batchgen.engine.scheduler import Batch, Scheduler
+from batchgen.engine.sequence import Sequence
+from batchgen.errors import JobError
+from batchgen.resources import locate_model
+from batchgen.tokenizer import Tokenizer
+from batchgen.units import parse_bytes
+
+CPU_MAX_SEQUENCES = 256
+CPU_MAX_BATCH_TOKENS = 512
+"""A step costs a fixed part and a part per token: few, full steps win, and past this nothing is gained."""
+GPU_MAX_SEQUENCES = 1024
+GPU_MAX_BATCH_TOKENS = 8192
+
+
+class Runner(Protocol):
+    """What computes batches: the ModelRunner, or a fake one."""
+
+    def execute(self, batch: Batch) -> torch.Tensor:
+        """Logits [R, V], one row per chunk that is sampled from, in the order of the chunks."""
+        ...
+
+
+class Drawer(Protocol):
+    """What draws tokens: the Sampler, or a fake one."""
+
+    def sample(self, logits_LV: torch.Tensor, rows: list[int], sequences: list[Sequence]) -> Draws:
+        """One draw per sequence, from the logits row beside it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What Engine was asked for; see its docstring."""
+
+    model: str
+    revision: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int | str = "auto"
+    block_size: int = 16
+    kv_cache_memory: int | str = "auto"
+    max_batch_tokens: int | str = "auto"
+    max_sequences: int | str = "auto"
+    prefix_caching: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What an engine is made of."""
+
+    runner: Runner
+    sampler: Drawer
+    scheduler: Scheduler
+    tokenizer: Tokenizer | None
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+
+
+def load_parts(options: EngineOptions) -> EngineParts:
+    """Load the model and make everything around it. Raises ModelError, and JobError for options that do not fit."""
+    directory = locate_model(options.model, options.revision)
+    device = resolve_device(options.device)
+    loaded = load_model(directory, options.dtype, device, options.max_model_len)
+    scheduler, cache = _make_cache(options, loaded, device)
+    return EngineParts(
+        runner=ModelRunner(loaded, cache, select_ops(device)),
+        sampler=Sampler(),
+        scheduler=scheduler,
+        tokenizer=Tokenizer.from_directory(directory),
+        vocab_size=loaded.vocab_size,
+        max_model_len=loaded.max_model_len,
+        eos_token_ids=loaded.eos_token_ids,
+    )
+
+
+def resolve_device(device: str) -> torch.device:
+    """`auto` is a GPU if there is one. Raises JobError for a device that is not there."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise JobError(f'engine.device is "{device}", but torch finds no GPU here; use "cpu" or "auto"')
+    return torch.device(device)
+
+
+def _make_cache(options: EngineOptions, loaded: LoadedModel, device: torch.device) -> tuple[Scheduler, KVCache]:
+    on_cpu = device.type == "cpu"
+    max_sequences = _count(options.max_sequences, CPU_MAX_SEQUENCES if on_cpu else GPU_MAX_SEQUENCES)
+    default_tokens = max(CPU_MAX_BATCH_TOKENS if on_cpu else GPU_MAX_BATCH_TOKENS, max_sequences)
+    max_batch_tokens = _count(options.max_batch_tokens, default_tokens)
+    max_sequences = min(max_sequences, max_batch_tokens)
+    shapes = [LayerShape(spec.num_kv_heads, spec.head_dim_k, spec.head_dim_v) for spec in loaded.layers]
+    num_blocks = _num_blocks(options, loaded, shapes, max_sequences, device)
+    pool = BlockPool(num_blocks, options.block_size)
+    scheduler = Scheduler(
+        pool,
+        max_batch_tokens=max_batch_tokens,
+        max_sequences=max_sequences,
+        prefix_cache=PrefixCache(pool) if options.prefix_caching else None,
+    )
+    return scheduler, KVCache(shapes, num_blocks, options.block_size, loaded.dtype, device)
+
+
+def _num_blocks(
+    options: EngineOptions, loaded: LoadedModel, shapes: list[LayerShape], max_sequences: int, device: torch.device
+) -> int:
+    memory = options.kv_cache_memory
+    budget = None if memory == "auto" else parse_bytes(memory) if isinstance(memory, str) else memory
+    available = available_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    most_useful = max_sequences * -(-loaded.max_model_len // options.block_size)
+    try:
+        per_block = KVCache.bytes_per_block(shapes, options.block_size, loaded.dtype)
+        return num_blocks_for(budget, per_block, most_useful, available)
+    except ValueError as error:
+        raise JobError(f"engine.kv_cache_memory: {error}; raise it") from error
+
+
+def _count(value: int | str, default: int) -> int:
+    return default if value == "auto" else int(value)

@@ -1,0 +1,33 @@
+"""Which implementation of each cache kernel serves a device."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from batchgen_kernels import copy_blocks, cpu, paged_attention, store_kv
+
+logger = logging.getLogger(__name__)
+
+
+class Ops(NamedTuple):
+    """The cache kernels; signatures and formulas stand in `batchgen_kernels`, one file per op."""
+
+    store_kv: Callable[..., None]
+    copy_blocks: Callable[..., None]
+    paged_attention: Callable[..., torch.Tensor]
+
+
+REFERENCE = Ops(store_kv.store_kv, copy_blocks.copy_blocks, paged_attention.paged_attention)
+
+
+def select_ops(device: torch.device) -> Ops:
+    """The C++ twins on a processor where they are built; else each op's own choice, with one warning on a processor."""
+    if device.type != "cpu":
+        return REFERENCE
+    if cpu.is_available():
+        return Ops(cpu.store_kv, cpu.copy_blocks, cpu.paged_attention)
+    logger.warning("the C++ kernels are not built: attention runs through torch, many times slower; install a C++ compiler")
+    return REFERENCE
