@@ -90,7 +90,9 @@ class Engine:
         self._groups: dict[int, SequenceGroup] = {}
         self._ready: deque[Completion] = deque()
         self._next_index = 0
-        self._metrics = EngineMetrics(num_blocks=parts.scheduler.pool.num_blocks, block_size=parts.scheduler.pool.block_size)
+        self._metrics = EngineMetrics(
+            num_blocks=parts.scheduler.pool.num_blocks, block_size=parts.scheduler.pool.block_size
+        )
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -132,7 +134,8 @@ class Engine:
         `params` is one for all, or one per prompt. What is wrong with one prompt is its completion's `error`; nothing
         is raised for it. Closing the iterator drops what is in flight.
         """
-        each_params = iter(params) if isinstance(params, Iterable) else repeat(params or SamplingParams())
+        one_for_all = params is None or isinstance(params, SamplingParams)
+        each_params = repeat(params) if one_for_all else iter(params)
         source = iter(prompts)
         positions: dict[int, int] = {}
         next_position = 0
@@ -225,7 +228,7 @@ class Engine:
             self._metrics.sample_kv(self._scheduler.useful_share(), self._scheduler.pool.num_shared)
 
     def _recover(self, batch: Batch, error: Exception) -> None:
-        """The step did not fit: take it back and go on with half the tokens; a sequence that fails alone is a row error."""
+        """The step did not fit: go on with half the tokens; a sequence that fails alone becomes a row error."""
         alone = len(batch.chunks) == 1
         self._scheduler.rollback(batch)
         self._metrics.num_shrinks += 1

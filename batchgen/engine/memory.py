@@ -12,7 +12,7 @@ MEMINFO = Path("/proc/meminfo")
 
 
 def available_memory() -> int:
-    """Bytes this process can still take: what the kernel says, at most what its container allows; 4 GiB where unknown."""
+    """Bytes this process can still take, at most what its container allows; 4 GiB where the system does not say."""
     available = 4 << 30
     if MEMINFO.exists():
         fields = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())

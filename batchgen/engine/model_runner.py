@@ -1,7 +1,7 @@
 """Runs one batch through the model: block copies, a flattened forward pass, the logits of the rows that are sampled.
 
-Shapes: T tokens of the step, S chunks (one per scheduled sequence), B blocks of the longest block table, R sampled rows,
-V vocabulary.
+Shapes: T tokens of the step, S chunks (one per scheduled sequence), B blocks of the longest block table, R sampled
+rows, V vocabulary.
 """
 
 from __future__ import annotations

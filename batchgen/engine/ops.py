@@ -29,5 +29,7 @@ def select_ops(device: torch.device) -> Ops:
         return REFERENCE
     if cpu.is_available():
         return Ops(cpu.store_kv, cpu.copy_blocks, cpu.paged_attention)
-    logger.warning("the C++ kernels are not built: attention runs through torch, many times slower; install a C++ compiler")
+    logger.warning(
+        "the C++ kernels are not built: attention runs through torch, many times slower; install a C++ compiler"
+    )
     return REFERENCE

@@ -24,15 +24,18 @@ def chain_hash(parent: CachedBlock | None, tokens: tuple[int, ...]) -> int:
     return hash((0 if parent is None else parent.hash, tokens))
 
 
+ChainHash = Callable[[CachedBlock | None, tuple[int, ...]], int]
+
+
 class PrefixCache:
     """Full blocks by the hash of everything up to their end.
 
     The cache owns no reference: a block nobody holds stays findable until the pool hands it out again.
     """
 
-    def __init__(self, pool: BlockPool, hash_fn: Callable[[CachedBlock | None, tuple[int, ...]], int] = chain_hash) -> None:
+    def __init__(self, pool: BlockPool, hash_fn: ChainHash | None = None) -> None:
         self.pool = pool
-        self._hash_fn = hash_fn
+        self._hash_fn = hash_fn or chain_hash
         self._by_hash: dict[int, CachedBlock] = {}
         self._by_block: dict[int, CachedBlock] = {}
         pool.on_evict = self._forget

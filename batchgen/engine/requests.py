@@ -68,7 +68,7 @@ class RequestBuilder:
         if len(ids) >= self.max_model_len:
             raise RequestRefused(
                 "prompt_too_long",
-                f"the prompt has {len(ids)} tokens, and the model's context of {self.max_model_len} leaves no room to answer",
+                f"the prompt has {len(ids)} tokens, and the model's context of {self.max_model_len} no room for more",
             )
         return array("i", ids)
 

@@ -26,7 +26,7 @@ class ScheduledChunk(NamedTuple):
 
 @dataclass(slots=True)
 class Batch:
-    """One step, as data: copies run first, then all chunks in one forward pass, then one draw per entry of `samples`."""
+    """One step, as data: copies first, then all chunks in one forward pass, then one draw per entry of `samples`."""
 
     chunks: list[ScheduledChunk] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
@@ -194,14 +194,14 @@ class Scheduler:
         return f"{len(waiting)} sequences wait with {self.pool.num_free} of {self.pool.num_blocks} blocks free: {named}"
 
     def check_integrity(self) -> None:
-        """Assert that the pool's counts equal the running tables' references and that only running sequences own blocks."""
+        """Assert that the pool counts exactly the references of the running tables."""
         self.pool.check_integrity(sequence.table.block_ids for sequence in self.running if sequence.table is not None)
         assert all(sequence.table is not None for sequence in self.running), "a running sequence has no block table"
 
     # ---- running sequences
 
     def _schedule_generating(self, batch: Batch) -> list[Sequence]:
-        """One token for every sequence whose last token alone is uncomputed; returns those that still read their prompt."""
+        """One token for every sequence that generates; returns those that still read their prompt."""
         chunked: list[Sequence] = []
         index = 0
         while index < len(self.running):
@@ -215,7 +215,7 @@ class Scheduler:
         return chunked
 
     def _reserve_slot(self, batch: Batch, sequence: Sequence) -> bool:
-        """A slot for the newest token, preempting the youngest until there is one; False if that was `sequence` itself."""
+        """A slot for the newest token, preempting the youngest until there is one; False if that was itself."""
         table = sequence.table
         assert table is not None
         if table.num_tokens == len(sequence.token_ids):

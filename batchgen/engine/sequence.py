@@ -28,7 +28,7 @@ class Status(Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One sample or beam: `token_ids` is the prompt and what was generated, `num_computed_tokens` of them are in the cache."""
+    """One sample or beam: `token_ids` is the prompt and what was generated."""
 
     group: SequenceGroup
     sample: int
@@ -39,6 +39,7 @@ class Sequence:
     chain: list[CachedBlock] = field(default_factory=list)
     """Links of the full blocks so far, as the prefix cache knows them."""
     num_computed_tokens: int = 0
+    """Tokens whose K and V are in the cache."""
     cumulative_logprob: float = 0.0
     logprobs: list[list[TokenLogprob]] | None = None
     finish_reason: FinishReason | None = None
