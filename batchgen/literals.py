@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import secrets
+
 import tokenizers
 from tokenizers import AddedToken
 
@@ -31,8 +32,9 @@ class LiteralEncoder:
             [_placeholder(spelling, flags[token], special=False) for token, spelling in self._placeholders.items()]
         )
         self._ids = {
-            self._backend.token_to_id(spelling): backend.token_to_id(token)
+            self._backend.token_to_id(spelling): token_id
             for token, spelling in self._placeholders.items()
+            if (token_id := backend.token_to_id(token)) is not None
         }
         self._pattern = _pattern(control_tokens, flags)
 
