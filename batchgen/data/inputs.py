@@ -1,0 +1,136 @@
+"""Which files a job reads: explicit paths, patterns and directories made one frozen, sorted list."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from batchgen.config import InputConfig
+from batchgen.data.compression import SUFFIXES
+from batchgen.data.input_rows import FormatName, InputFile
+from batchgen.errors import InputError
+
+_log = logging.getLogger(__name__)
+
+FORMAT_SUFFIXES: dict[str, FormatName] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+}
+_SHOWN = 10
+
+
+def list_inputs(config: InputConfig, base_dir: Path) -> list[InputFile]:
+    """All files of `input.path`, sorted by name; relative paths start at `base_dir`.
+
+    Patterns and directories pass over hidden names, names with a leading underscore and, in directories, names that
+    no format claims; a path that is written out is taken as it is. InputError where nothing matches, where a file is
+    named twice, or where a file's format cannot be told.
+    """
+    patterns = [config.path] if isinstance(config.path, str) else list(config.path)
+    base_dir = base_dir.absolute()
+    skipped: set[str] = set()
+    paths = [path for pattern in patterns for path in _expand(pattern, base_dir, config, skipped)]
+    if skipped:
+        shown = ", ".join(sorted(skipped)[:_SHOWN])
+        more = f" and {len(skipped) - _SHOWN} more" if len(skipped) > _SHOWN else ""
+        _log.info("passed over in the inputs: %s%s", shown, more)
+    _refuse_twice(paths)
+    named = sorted((_name(path, base_dir), path) for path in paths)
+    return [
+        InputFile(source, path, name, _format_of(path, config, base_dir)) for source, (name, path) in enumerate(named)
+    ]
+
+
+def _expand(pattern: str, base_dir: Path, config: InputConfig, skipped: set[str]) -> list[Path]:
+    path = base_dir / Path(pattern).expanduser()
+    if path.is_dir():
+        found = sorted(_files_below(path, config, skipped))
+        if not found:
+            raise InputError(f"input.path: {pattern}: the directory {path} holds no input files")
+        return found
+    if path.exists():
+        if not path.is_file():
+            raise InputError(f"input.path: {pattern}: is no regular file; inputs are read more than once")
+        return [path]
+    if not glob.has_magic(pattern):
+        raise InputError(f"input.path: {pattern}: no such file ({path}){_near(path)}")
+    # In a name that is looked up, base_dir stands for itself.
+    matches = glob.glob(os.path.join(glob.escape(str(base_dir)), os.path.expanduser(pattern)), recursive=True)
+    files = []
+    for match in sorted(map(Path, matches)):
+        if match.is_file() and (not _is_passed_over(match.name) or Path(pattern).name.startswith(("_", "."))):
+            files.append(match)
+        else:
+            skipped.add(match.name)
+    if not files:
+        raise InputError(f"input.path: {pattern}: matches no file (looked in {base_dir})")
+    return files
+
+
+def _files_below(directory: Path, config: InputConfig, skipped: set[str]) -> Iterator[Path]:
+    seen: set[str] = set()
+    for folder, folders, names in os.walk(directory, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        skipped.update(name for name in folders if _is_passed_over(name))
+        folders[:] = sorted(name for name in folders if not _is_passed_over(name))
+        for name in names:
+            path = Path(folder, name)
+            is_claimed = config.format != "auto" or _suffix_format(path) is not None
+            if _is_passed_over(name) or not is_claimed or not path.is_file():
+                skipped.add(name)
+            else:
+                yield path
+
+
+def _is_passed_over(name: str) -> bool:
+    return name.startswith((".", "_")) or name.endswith((".crc", "~", ".tmp"))
+
+
+def _refuse_twice(paths: list[Path]) -> None:
+    seen: dict[str, Path] = {}
+    for path in paths:
+        real = os.path.realpath(path)
+        if real in seen:
+            same = f" (as {seen[real]})" if seen[real] != path else ""
+            raise InputError(f"input.path: {path} is named twice{same}; its rows would be answered twice")
+        seen[real] = path
+
+
+def _name(path: Path, base_dir: Path) -> str:
+    clean = Path(os.path.normpath(path))
+    return (clean.relative_to(base_dir) if clean.is_relative_to(base_dir) else clean).as_posix()
+
+
+def _suffix_format(path: Path) -> FormatName | None:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in SUFFIXES:
+        suffixes.pop()
+    return FORMAT_SUFFIXES.get(suffixes[-1]) if suffixes else None
+
+
+def _format_of(path: Path, config: InputConfig, base_dir: Path) -> FormatName:
+    if config.format != "auto":
+        return config.format
+    name = _suffix_format(path)
+    if name is None:
+        known = ", ".join(FORMAT_SUFFIXES)
+        raise InputError(f"{path}: its name tells no format (known: {known}); set input.format")
+    return name
+
+
+def _near(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f"; there is no directory {path.parent}"
+    near = difflib.get_close_matches(path.name, os.listdir(path.parent), n=3)
+    return f"; did you mean {', '.join(near)}?" if near else ""

@@ -1,0 +1,192 @@
+"""Rows of the input: planned once, then read by range, in order, in flat memory."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batchgen.config import InputConfig
+from batchgen.data.arrow_types import concrete, fits, unify
+from batchgen.data.formats.registry import FORMATS
+from batchgen.data.input_rows import (
+    MAX_ROW_BYTES,
+    InputFile,
+    InputRow,
+    InputScan,
+    RowCursor,
+    RowFailure,
+    ScannedFile,
+)
+from batchgen.data.inputs import list_inputs
+from batchgen.errors import InputError
+from batchgen.records import RowError, RowRange
+
+__all__ = [
+    "InputFile",
+    "InputRow",
+    "InputScan",
+    "PromptReader",
+    "RowFailure",
+    "ScannedFile",
+    "list_inputs",
+    "near_names",
+    "scan_inputs",
+]
+
+
+def scan_inputs(files: Sequence[InputFile], config: InputConfig, known: InputScan | None = None) -> InputScan:
+    """The plan pass: rows, hashes, offsets and column types of all files.
+
+    Files that `known`, an earlier scan, saw with the same size, mtime and inode are not read again. Raises
+    InputError for a file that is wrong as a whole, for a column in `input.columns` or `input.schema` that no file
+    has, and, with `input.on_error: fail`, for the first row that cannot be read.
+    """
+    earlier = {file.path: file for file in known.files} if known else {}
+    scanned = tuple(_scan_file(file, earlier.get(str(file.path))) for file in files)
+    if config.on_error == "fail":
+        _refuse_bad_rows(scanned)
+    source_schema = _source_schema(scanned, config)
+    schema, left_out = _carried(source_schema, config)
+    return InputScan(scanned, source_schema, schema, left_out)
+
+
+def _scan_file(file: InputFile, earlier: ScannedFile | None) -> ScannedFile:
+    if earlier and earlier.format == file.format and earlier.is_current():
+        return ScannedFile.from_json({**earlier.to_json(), "source": file.source, "name": file.name})
+    try:
+        return FORMATS[file.format].scan(file, MAX_ROW_BYTES)
+    except OSError as error:
+        raise InputError(f"{file.path}: cannot be read: {error.strerror or error}") from error
+
+
+def _refuse_bad_rows(files: Iterable[ScannedFile]) -> None:
+    for file in files:
+        if file.bad_rows:
+            bad = file.bad_rows[0]
+            more = f" ({file.num_bad_rows} such rows in this file)" if file.num_bad_rows > 1 else ""
+            raise InputError(f"{file.path}:{bad.row + 1}: {bad.code}: {bad.message}{more}; input.on_error is fail")
+
+
+def _source_schema(files: Sequence[ScannedFile], config: InputConfig) -> pa.Schema:
+    by_format = [reader.columns_of([file for file in files if file.format == name]) for name, reader in FORMATS.items()]
+    fields = {field.name: field.with_type(concrete(field.type)) for field in unify(by_format)}
+    # Without a single readable row nothing is known about columns, and nothing can be missing.
+    asked = [*(config.columns or []), *(config.schema_ or {})]
+    for name in asked:
+        if name not in fields:
+            if fields and any(file.num_rows > file.num_bad_rows for file in files):
+                raise InputError(f"input: no column {name!r} in the input{near_names(name, fields)}")
+            fields[name] = pa.field(name, pa.string())
+    for name, kind in (config.schema_ or {}).items():
+        fields[name] = pa.field(name, pa.type_for_alias(cast(Any, kind)))
+    return pa.schema(list(fields.values()))
+
+
+def near_names(name: str, names: Iterable[str]) -> str:
+    """`; did you mean "a"?`, or what there is to choose from."""
+    names = list(names)
+    near = difflib.get_close_matches(name, names, n=3)
+    if near:
+        return f"; did you mean {', '.join(map(repr, near))}?"
+    shown = ", ".join(map(repr, names[:20])) + (", …" if len(names) > 20 else "")
+    return f"; it has {shown}" if shown else ""
+
+
+def _carried(source_schema: pa.Schema, config: InputConfig) -> tuple[pa.Schema, tuple[str, ...]]:
+    wanted = config.columns
+    names = source_schema.names if wanted is None else list(dict.fromkeys(wanted))
+    fields = [source_schema.field(name) for name in names]
+    writable = [field for field in fields if _is_writable(field)]
+    left_out = tuple(field.name for field in fields if field not in writable)
+    if left_out and wanted is not None:
+        raise InputError(
+            f"input.columns: Parquet cannot hold the type of {', '.join(map(repr, left_out))}; leave it out"
+        )
+    return pa.schema(writable), left_out
+
+
+def _is_writable(field: pa.Field[Any]) -> bool:
+    try:
+        pq.write_table(pa.schema([field]).empty_table(), pa.BufferOutputStream())
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
+
+
+class PromptReader:
+    """Reads ranges of a scanned input. Ranges in rising order are read in one pass over each file."""
+
+    def __init__(self, scan: InputScan, config: InputConfig, columns: Collection[str] | None = None) -> None:
+        """`columns` are those that the prompt needs; None: all."""
+        self._scan = scan
+        names = scan.source_schema.names
+        self._needed = pa.schema(
+            [scan.source_schema.field(name) for name in names if columns is None or name in columns]
+        )
+        self._declared = [scan.source_schema.field(name) for name in config.schema_ or {}]
+        self._cursors: dict[bool, tuple[int, RowCursor]] = {}
+
+    def read(self, rows: RowRange) -> Iterator[InputRow]:
+        """The rows of a range in order; a row that cannot be read has its `error` set. Blank lines are no rows."""
+        fields = {field.name: field for field in (*self._needed, *self._declared)}
+        for row in self._cursor(rows.source, pa.schema(list(fields.values())), carried=False).rows(*rows[1:]):
+            row.error = row.error or self._misfit(row)
+            row.values = {} if row.error else {name: row.values[name] for name in self._needed.names}
+            yield row
+
+    def read_columns(self, rows: RowRange) -> Iterator[pa.Table]:
+        """The columns carried through for the same rows as `read`, with their declared types, a piece at a time.
+
+        A value that cannot be read, or does not fit the type that `input.schema` declares, is null.
+        """
+        if len(self._scan.schema):
+            yield from self._cursor(rows.source, self._scan.schema, carried=True).tables(*rows[1:])
+        elif num_rows := self._scan.files[rows.source].count_rows(*rows[1:]):
+            yield pa.table({"": pa.nulls(num_rows)}).select([])
+
+    def close(self) -> None:
+        """Close all files."""
+        for _, cursor in self._cursors.values():
+            cursor.close()
+        self._cursors.clear()
+
+    def _misfit(self, row: InputRow) -> RowError | None:
+        for field in self._declared:
+            if not fits(row.values.get(field.name), field):
+                found = type(row.values[field.name]).__name__
+                return RowError(
+                    "type_mismatch", f"column {field.name!r} holds a {found} that is no {field.type}, as declared"
+                )
+        return None
+
+    def _cursor(self, source: int, schema: pa.Schema, carried: bool) -> RowCursor:
+        opened = self._cursors.get(carried)
+        if opened is not None and opened[0] == source:
+            return opened[1]
+        if opened is not None:
+            opened[1].close()
+            del self._cursors[carried]
+        file = self._scan.files[source]
+        _refuse_changed(file)
+        try:
+            cursor = FORMATS[file.format].open(file, schema, MAX_ROW_BYTES)
+        except OSError as error:
+            raise InputError(f"{file.path}: cannot be read: {error.strerror or error}") from error
+        self._cursors[carried] = (source, cursor)
+        return cursor
+
+
+def _refuse_changed(file: ScannedFile) -> None:
+    path = Path(file.path)
+    if file.is_current():
+        return
+    if not path.exists():
+        raise InputError(f"{path}: is gone since the plan was made; put it back")
+    now = FORMATS[file.format].scan(InputFile(file.source, path, file.name, file.format), MAX_ROW_BYTES)
+    if now.sha256 != file.sha256:
+        raise InputError(f"{path}: its content changed since the plan was made; put the old content back")
