@@ -119,9 +119,12 @@ def test_a_lock_whose_file_was_removed_is_no_longer_current(tmp_path: Path) -> N
 def test_a_child_does_not_inherit_the_lock(tmp_path: Path) -> None:
     held = FILES.try_lock(tmp_path / "lock")
     assert held is not None
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
-    held.release()
-    again = FILES.try_lock(tmp_path / "lock")
-    child.communicate(b"\n")
+    command = [sys.executable, "-c", "print('up', flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        held.release()
+        again = FILES.try_lock(tmp_path / "lock")
+        child.communicate(b"\n")
     assert again is not None
     again.release()

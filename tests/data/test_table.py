@@ -5,18 +5,22 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from batchgen.data.rows import KeptColumns
+from batchgen.data.rows import FinishedRow, KeptColumns
 from batchgen.data.schema import OutputLayout, output_schema
-from batchgen.data.table import OutputRow, estimated_bytes, table, tables
-from batchgen.errors import InputError
+from batchgen.data.table import estimated_bytes, output_table, output_tables, rows_out
 from batchgen.records import RowError
-from tests.data.shards import LAYOUT, row, sample
+from tests.data.shards import LAYOUT, row, sample, source
 
 BAD = RowError("prompt_too_long", "9000 tokens")
 
 
-def one_table(rows: list[OutputRow], layout: OutputLayout = LAYOUT) -> pa.Table:
-    return table(rows, layout, output_schema(layout))
+def one_table(rows: list[FinishedRow], layout: OutputLayout = LAYOUT) -> pa.Table:
+    return output_table(source(rows), rows, layout, output_schema(layout))
+
+
+def sizes(rows: list[FinishedRow], max_bytes: int, topic: str = "sea") -> list[int]:
+    pieces = output_tables([source(rows, topic)], rows, LAYOUT, output_schema(LAYOUT), max_bytes)
+    return [len(piece) for piece in pieces]
 
 
 def test_a_row_keeps_its_columns_beside_its_samples() -> None:
@@ -62,30 +66,36 @@ def test_prefixed_columns_are_filled() -> None:
 
 
 def test_large_rows_are_split_before_an_offset_can_overflow() -> None:
-    rows = [row(number, sample("x"), topic="y" * 10**6) for number in range(3)]
-    pieces = list(tables(rows, LAYOUT, output_schema(LAYOUT), 2 * 10**6))
-    assert [len(piece) for piece in pieces] == [1, 1, 1]
-    assert [piece["id"].to_pylist() for piece in pieces] == [[0], [1], [2]]
+    assert sizes([row(number, sample("x")) for number in range(3)], 2 * 10**6, topic="y" * 10**6) == [1, 1, 1]
 
 
 def test_a_row_larger_than_the_limit_is_a_table_of_its_own() -> None:
-    rows = [row(0, sample("x")), row(1, sample("x" * 5000)), row(2, sample("x"))]
-    assert [len(piece) for piece in tables(rows, LAYOUT, output_schema(LAYOUT), 1000)] == [1, 1, 1]
+    rows = [row(0, sample("x")), row(1, sample("x")), row(2, sample("x" * 5000)), row(3, sample("x"))]
+    assert sizes(rows, 1000) == [2, 1, 1]
+
+
+def test_rows_keep_their_order_over_several_source_tables() -> None:
+    rows = [row(number, sample(f"text {number}")) for number in range(6)]
+    pieces = [source(rows[:1]), source(rows[1:1]), source(rows[1:])]
+    joined = pa.concat_tables(output_tables(pieces, rows, LAYOUT, output_schema(LAYOUT), 500))
+    assert joined["id"].to_pylist() == list(range(6))
+    assert joined["completions"].to_pylist() == [[f"text {number}"] for number in range(6)]
 
 
 def test_exploded_rows_count_their_source_values_once_per_sample() -> None:
-    assert estimated_bytes(row(0, sample(), sample(), topic="y" * 1000)) > 2000
+    rows = [row(0, sample(), sample())]
+    assert estimated_bytes(source(rows, "y" * 1000), rows) > 2000
 
 
-def test_a_value_of_another_type_becomes_json_text_in_a_text_column() -> None:
-    odd = OutputRow({"id": 1, "topic": {"a": [1, "é"]}}, row(0).finished)
-    assert one_table([odd])["topic"].to_pylist() == ['{"a": [1, "é"]}']
+def test_rows_out_counts_samples_only_where_they_are_exploded() -> None:
+    rows = [row(0, sample(), sample()), row(1, error=BAD)]
+    assert rows_out(rows, LAYOUT) == 2
+    assert rows_out(rows, LAYOUT._replace(samples="explode")) == 3
 
 
-def test_a_value_that_cannot_be_stored_names_its_column() -> None:
-    with pytest.raises(InputError, match=r"column id: .*int64"):
-        one_table([OutputRow({"id": "seven"}, row(0).finished)])
-
-
-def test_a_column_missing_from_a_row_is_null() -> None:
-    assert one_table([OutputRow({}, row(0).finished)])["topic"].to_pylist() == [None]
+def test_a_missing_row_is_a_bug_and_never_a_shift() -> None:
+    rows = [row(0, sample()), row(1, sample())]
+    with pytest.raises(AssertionError, match="fewer finished rows"):
+        list(output_tables([source(rows)], rows[:1], LAYOUT, output_schema(LAYOUT), 1000))
+    with pytest.raises(AssertionError, match="more finished rows"):
+        list(output_tables([source(rows[:1])], rows, LAYOUT, output_schema(LAYOUT), 1000))

@@ -13,10 +13,10 @@ import pytest
 
 from batchgen.data.files import OsBackend, OutputFiles, WritableFile
 from batchgen.data.schema import output_schema
-from batchgen.data.table import tables
+from batchgen.data.table import output_tables
 from batchgen.data.writer import ParquetShardWriter, read_footer
 from batchgen.errors import OutputUnavailable
-from tests.data.shards import LAYOUT, read_rows, row, sample, summary, write
+from tests.data.shards import LAYOUT, read_rows, row, sample, source, summary, write
 
 ROWS = [row(number, sample(f"text {number}")) for number in range(5)]
 
@@ -38,9 +38,9 @@ def test_the_footer_tells_what_the_file_holds(tmp_path: Path) -> None:
 
 
 def test_row_groups_follow_the_limit(tmp_path: Path) -> None:
-    written = write(tmp_path / "shard", [row(n, sample("x" * 1000)) for n in range(6)], row_group_bytes=10_000)
+    written = write(tmp_path / "shard", [row(n, sample("x" * 1000)) for n in range(8)], row_group_bytes=2500)
     metadata = pq.ParquetFile(written.path).metadata
-    assert [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)] == [2, 2, 2]
+    assert [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)] == [2, 2, 2, 2]
     assert metadata.row_group(0).column(0).compression == "ZSTD"
 
 
@@ -99,5 +99,5 @@ def test_a_file_that_reads_back_differently_is_not_handed_on(tmp_path: Path) -> 
     schema = output_schema(LAYOUT)
     writer = ParquetShardWriter(OutputFiles(_CuttingBackend()), schema)
     with pytest.raises(OutputUnavailable, match="reads back other than it was written"):
-        writer.write(tmp_path / "shard", summary(ROWS), tables(ROWS, LAYOUT, schema, 10**8))
+        writer.write(tmp_path / "shard", summary(ROWS), output_tables([source(ROWS)], ROWS, LAYOUT, schema, 10**8))
     assert list(tmp_path.iterdir()) == []

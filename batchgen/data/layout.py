@@ -1,0 +1,35 @@
+"""Where things lie in the output directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from batchgen.data.commits import shard_name
+
+
+class OutputPaths:
+    """Names of everything that batchgen keeps in an output directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.data = root / "data"
+        self.card = root / "README.md"
+        self.state = root / "_batchgen"
+        self.plan = self.state / "plan.json"
+        self.job = self.state / "job.yaml"
+        self.metrics = self.state / "metrics.json"
+        self.overwriting = self.state / "overwriting.json"
+        self.lock = self.state / "lock"
+        self.commits = self.state / "commits"
+        self.journal = self.state / "journal"
+        self.temporary = self.state / "tmp"
+        self.orphans = self.state / "orphans"
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """All directories, parents first."""
+        return (self.root, self.state, self.data, self.commits, self.journal, self.temporary, self.orphans)
+
+    def shard(self, number: int) -> Path:
+        """Where the finished file of a shard lies."""
+        return self.data / shard_name(number)

@@ -1,0 +1,147 @@
+"""What the last run left behind: torn records, files without a record, half a replacement, temporaries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from batchgen.data.commits import CommitLog, OutputState, ReadLog, Record, ShardFile, replay, shard_number
+from batchgen.data.files import OutputFiles
+from batchgen.data.layout import OutputPaths
+from batchgen.data.verification import FoundShard
+from batchgen.errors import OutputDamaged
+
+Inspect = Callable[[Path], FoundShard]
+"""Reads a whole shard file and says what it is."""
+
+
+class Recovered(NamedTuple):
+    """A consistent output, ready for more."""
+
+    log: CommitLog
+    shards: dict[int, ShardFile]
+    notes: list[str]
+    """One line for each thing that was put right."""
+
+
+class Recovery:
+    """Brings an output into a consistent state; every step can be cut off and repeated."""
+
+    def __init__(self, files: OutputFiles, paths: OutputPaths, attempt: str, inspect: Inspect) -> None:
+        self._files = files
+        self._paths = paths
+        self._attempt = attempt
+        self._inspect = inspect
+        self._notes: list[str] = []
+
+    def run(self, found: ReadLog, fingerprint: str) -> Recovered:
+        """Raises OutputDamaged where records or committed files are not what they were."""
+        if found.damaged:
+            raise OutputDamaged("\n".join([*found.damaged, repair_hint(self._paths.root)]))
+        state = replay(found.records, fingerprint)
+        next_number = found.next_number
+        if found.torn is not None:
+            self.set_aside(found.torn, "a commit record was cut off while it was written")
+            self._files.sync_directory(self._paths.commits)
+            next_number -= 1
+        log = CommitLog(self._files, self._paths.commits, fingerprint, next_number)
+        shards = dict(state.shards)
+        self._finish_replacement(state, log, shards)
+        self._adopt(log, shards, fingerprint)
+        problems = missing_or_resized(self._files, self._paths, shards)
+        if problems:
+            raise OutputDamaged("\n".join([*problems, repair_hint(self._paths.root)]))
+        self._clear_temporaries()
+        return Recovered(log, shards, self._notes)
+
+    def set_aside(self, path: Path, reason: str) -> None:
+        """Move a file to orphans/ under a name that is free; nothing is deleted on doubt."""
+        name = f"{path.name}.{self._attempt}"
+        taken = set(self._files.list_directory(self._paths.orphans))
+        target = self._paths.orphans / next(each for each in _numbered(name) if each not in taken)
+        self._files.rename(path, target)
+        self._files.sync_directory(self._paths.orphans)
+        self._notes.append(f"{reason}: {path.name} is now {target}")
+
+    def _finish_replacement(self, state: OutputState, log: CommitLog, shards: dict[int, ShardFile]) -> None:
+        """Where a run died between renaming a replacement and recording it, record it."""
+        intent = state.pending
+        if intent is None or intent.shard is None:
+            return
+        number = intent.shard.summary.number
+        if _is_intended(self._inspect(self._paths.shard(number)), intent):
+            self._files.sync_directory(self._paths.data)
+            log.append("replaced", intent.shard)
+            shards[number] = intent.shard
+            self._notes.append(f"{intent.shard.name}: its replacement was complete, and is now recorded")
+
+    def _adopt(self, log: CommitLog, shards: dict[int, ShardFile], fingerprint: str) -> None:
+        """Record whole files of this job that were published without a record; set others aside."""
+        for name in self._files.list_directory(self._paths.data):
+            number = shard_number(name)
+            if number is None or number in shards:
+                continue
+            path = self._paths.data / name
+            found = self._inspect(path)
+            shard, problem = found.shard, found.problem
+            if shard is not None:
+                problem = _reason_against(shard, number, shards, fingerprint)
+            if shard is None or problem is not None:
+                self.set_aside(path, f"a file without a record {problem}")
+                self._files.sync_directory(self._paths.data)
+                continue
+            self._files.sync_directory(self._paths.data)
+            log.append("shard", shard)
+            shards[number] = shard
+            self._notes.append(
+                f"{name}: was published by a run that died before it could record it; it is now recorded"
+            )
+
+    def _clear_temporaries(self) -> None:
+        """Temporaries of dead runs; we hold the lock, so none is of a living one."""
+        for name in self._files.list_directory(self._paths.temporary):
+            self._files.unlink(self._paths.temporary / name)
+
+
+def _numbered(name: str) -> list[str]:
+    return [name, *(f"{name}.{number}" for number in range(1, 10_000))]
+
+
+def _is_intended(found: FoundShard, intent: Record) -> bool:
+    return found.shard is not None and found.shard == intent.shard
+
+
+def _reason_against(shard: ShardFile, number: int, shards: dict[int, ShardFile], fingerprint: str) -> str | None:
+    """Why a whole file cannot be adopted; None if it can."""
+    summary = shard.summary
+    if summary.fingerprint != fingerprint:
+        return "is of another job"
+    if summary.number != number:
+        return f"has the name of another ({shard.name})"
+    for other in shards.values():
+        for mine in summary.ranges:
+            for theirs in other.summary.ranges:
+                if mine.source == theirs.source and mine.start < theirs.stop and theirs.start < mine.stop:
+                    return f"holds rows that {other.name} holds"
+    return None
+
+
+def missing_or_resized(files: OutputFiles, paths: OutputPaths, shards: dict[int, ShardFile]) -> list[str]:
+    """One line for each committed file that is not there, is no regular file or has another size."""
+    problems = []
+    for number, shard in sorted(shards.items()):
+        path = paths.shard(number)
+        status = files.status(path)
+        if status is None:
+            problems.append(f"{path}: is missing")
+        elif not status.is_regular:
+            problems.append(f"{path}: is no regular file")
+        elif status.size != shard.num_bytes:
+            problems.append(f"{path}: has {status.size} bytes, but {shard.num_bytes} were committed")
+    return problems
+
+
+def repair_hint(root: Path) -> str:
+    """What to do about damage."""
+    return f"put the files back, or see `batchgen verify {root}` and its option --repair"
