@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 from tqdm import tqdm
 
@@ -68,7 +68,7 @@ class BarProgress:
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
         self.rate = Rate()
-        self.bar: tqdm[None] | None = None
+        self.bar: tqdm[NoReturn] | None = None
 
     def phase(self, name: str) -> None:
         """Show it as a line, since there is nothing to count yet."""

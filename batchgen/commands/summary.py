@@ -1,0 +1,106 @@
+"""The end of a run in words: what came out, how fast, where it lies, and a few rows to look at."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from batchgen.commands.progress import duration
+from batchgen.config import OutputConfig
+from batchgen.pipeline.report import JobReport
+from batchgen.sampling_params import SamplingParams
+
+NUM_ROWS_SHOWN = 3
+TEXT_WIDTH = 280
+"""Characters shown of one completion."""
+VALUE_WIDTH = 60
+"""Characters shown of one source value."""
+
+
+def summary_lines(report: JobReport) -> Iterator[str]:
+    """The figures of a run; one line, `nothing to do`, where all rows were committed before."""
+    counts = f"{_plural(report.num_rows, 'row')}: {report.num_ok} ok, {report.num_errors} error"
+    if report.num_rows_this_run == 0:
+        yield f"nothing to do: {counts}, all in {relative(report.data_dir)}"
+        return
+    yield f"done: {counts}{_codes(report.errors_by_code)}"
+    if report.num_rows_this_run < report.num_rows:
+        yield f"  this run   {_plural(report.num_rows_this_run, 'row')}, the others were committed before"
+    yield (
+        f"  tokens     {report.prompt_tokens:,} in ({report.cached_tokens:,} of them served from shared prefixes), "
+        f"{report.completion_tokens:,} out"
+    )
+    yield f"  speed      {report.completion_tokens_per_second:,.0f} tok/s, {duration(report.seconds)}"
+    yield f"  KV cache   {report.kv_cache_bytes / 2**20:,.0f} MiB, {report.kv_peak:.0%} in use at the peak"
+    yield f"  sampling   {effective_sampling(report.sampling)}"
+    yield f"  files      {relative(report.data_dir)}: {_plural(len(report.data_files), 'Parquet file')}"
+
+
+def effective_sampling(sampling: SamplingParams) -> str:
+    """`n 2, temperature 0.7, seed 1`: what draws tokens, and whatever else is not at its default."""
+    always = {"n", "temperature", "top_p", "max_tokens", "seed"}
+    values = sampling.model_dump()
+    shown = {
+        name: value
+        for name, value in values.items()
+        if name in always or value != SamplingParams.model_fields[name].default
+    }
+    if sampling.is_greedy:
+        shown = {name: value for name, value in shown.items() if name not in {"top_p", "top_k", "seed"}}
+    return ", ".join(f"{name} {'unlimited' if value is None else _plain(value)}" for name, value in shown.items())
+
+
+def row_lines(report: JobReport, output: OutputConfig) -> Iterator[str]:
+    """The first rows of the first file, source values and completions shortened to what a terminal holds."""
+    if not report.data_files:
+        return
+    prefix = output.prefix or ""
+    with pq.ParquetFile(report.data_files[0]) as file:
+        batch = next(file.iter_batches(batch_size=NUM_ROWS_SHOWN), None)
+    for row in batch.to_pylist() if batch is not None else ():
+        yield ""
+        yield from _row(row, prefix)
+
+
+def _row(row: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    own = {prefix + name for name in ("completions", "completion", "batchgen", "token_ids", "logprobs")}
+    source = [f"{name}: {shorten(value, VALUE_WIDTH)}" for name, value in row.items() if name not in own]
+    yield " | ".join(source)
+    record = row[f"{prefix}batchgen"]
+    if record["status"] == "error":
+        yield f"  error {record['error_code']}: {shorten(record['error_message'], TEXT_WIDTH)}"
+    texts = row.get(f"{prefix}completions", [row.get(f"{prefix}completion")])
+    for text in texts or ():
+        if text is not None:
+            yield f"  > {shorten(text, TEXT_WIDTH)}"
+
+
+def shorten(value: object, width: int) -> str:
+    """One line of at most `width` characters, without anything that a terminal would obey."""
+    text = " ".join("".join(char if char.isprintable() else " " for char in str(value)).split())
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def relative(path: Path) -> str:
+    """Relative to the working directory where the path lies below it, else absolute."""
+    absolute = Path(os.path.abspath(path))
+    return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(absolute)
+
+
+def _codes(errors_by_code: Mapping[str, int]) -> str:
+    codes = ", ".join(f"{count} {code}" for code, count in sorted(errors_by_code.items()))
+    return f" ({codes})" if codes else ""
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(list(value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from batchgen import __version__, cli
+from batchgen.errors import ExitCode, Interrupted, JobFileError, ModelError, OutputLocked
+
+ROOT = Path(__file__).parent.parent.parent
+VALID = ROOT / "tests/job_files/valid/smallest.yaml"
+INVALID = ROOT / "tests/job_files/invalid/wrong_types.yaml"
+JOBS = sorted((ROOT / "jobs").glob("*.yaml"))
+
+
+def batchgen(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "batchgen.cli", *arguments]
+    return subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+
+
+def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
+    """Exit code of the program, run in this process."""
+    monkeypatch.setattr(sys, "argv", ["batchgen", *arguments])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return end.value.code
+
+
+def test_version_is_printed() -> None:
+    result = batchgen("--version")
+    assert (result.returncode, result.stdout) == (0, f"batchgen {__version__}\n")
+
+
+def test_help_names_every_command_and_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(monkeypatch, "--help") == 0
+    text = capsys.readouterr().out
+    assert all(f"  {command} " in text for command in ("run", "validate", "schema"))
+    assert all(f"{int(code)} " in text for code in ExitCode)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["validate", "jobs/quickstart.yaml"]])
+def test_light_commands_answer_in_half_a_second(arguments: list[str]) -> None:
+    # The best of five, since other work on the machine is no fault of the program.
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        assert batchgen(*arguments).returncode == 0
+        times.append(time.perf_counter() - start)
+        if times[-1] < 0.5:
+            break
+    assert min(times) < 0.5
+
+
+def test_schema_prints_what_is_checked_in(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(monkeypatch, "schema") == 0
+    text = capsys.readouterr().out
+    assert text == (ROOT / "schemas/job.v1.schema.json").read_text()
+    jsonschema.Draft202012Validator.check_schema(json.loads(text))
+
+
+def test_validate_says_so_of_each_valid_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(monkeypatch, "validate", *map(str, JOBS)) == 0
+    assert capsys.readouterr().out == "".join(f"{job}: valid\n" for job in JOBS)
+
+
+def test_validate_shows_the_problems_of_all_files_and_exits_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = INVALID.with_name("no_prompt.yaml")
+    assert main(monkeypatch, "validate", str(INVALID), str(VALID), str(other)) == 2
+    captured = capsys.readouterr()
+    assert captured.out == f"{VALID}: valid\n"
+    lines = captured.err.splitlines()
+    assert [line.split(":")[0] for line in lines] == [*[str(INVALID)] * 5, str(other)]
+
+
+def test_set_is_checked_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(monkeypatch, "validate", str(VALID), "--set", "sampling.topp=1") == 2
+    assert capsys.readouterr().err == '--set sampling.topp: unknown key; did you mean "top_p"?\n'
+
+
+def test_a_wrong_job_file_ends_a_run_before_torch_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "import_module", lambda name: pytest.fail(f"loaded {name}"))
+    assert main(monkeypatch, "run", str(INVALID)) == 2
+    assert "sampling.n: must be a whole number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["runn"], ["run"], ["validate", "--sett", "a"], []])
+def test_a_wrong_command_line_exits_2(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+    assert main(monkeypatch, *arguments) == 2
+
+
+class RunCommand:
+    """In place of batchgen.commands.run: raises what it is given."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def run(self, job: object) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (ModelError("model.path: no such model"), 2, "batchgen: model.path: no such model\n"),
+        (JobFileError(["job.yaml:1:1: x: unknown key"]), 2, "job.yaml:1:1: x: unknown key\n"),
+        (OutputLocked("out is locked by host a, pid 7"), 4, "batchgen: out is locked by host a, pid 7\n"),
+        (Interrupted("stopped by SIGTERM"), 75, "batchgen: stopped by SIGTERM\n"),
+        (KeyboardInterrupt(), 75, "batchgen: interrupted; the same command goes on where it ended\n"),
+    ],
+)
+def test_an_error_becomes_a_message_and_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.setattr(cli, "import_module", lambda name: RunCommand(error))
+    assert main(monkeypatch, "run", str(VALID)) == code
+    assert capsys.readouterr().err == message
+
+
+def test_a_bug_shows_its_traceback_and_asks_for_a_report() -> None:
+    code = (
+        "import sys\nfrom batchgen import cli\n"
+        "cli.import_module = lambda name: 1 / 0\n"
+        f"sys.argv = ['batchgen', 'run', {str(VALID)!r}]\ncli.main()"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True, text=True)
+    assert result.returncode == ExitCode.BUG
+    assert "ZeroDivisionError: division by zero" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith(f"batchgen {__version__}: this is a bug. Please report it")

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from batchgen.commands.progress import LINE_INTERVAL, BarProgress, LineProgress, Rate, duration, figures, open_progress
+from batchgen.pipeline.progress import ProgressSnapshot
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def snapshot(num_done: int = 0, completion_tokens: int = 0, num_errors: int = 0) -> ProgressSnapshot:
+    return ProgressSnapshot(
+        num_rows=100,
+        num_done=num_done,
+        num_errors=num_errors,
+        completion_tokens=completion_tokens,
+        num_running=8,
+        num_waiting=2,
+        kv_use=0.25,
+    )
+
+
+def test_a_terminal_gets_a_bar_and_a_file_gets_lines() -> None:
+    assert isinstance(open_progress(Terminal()), BarProgress)
+    assert isinstance(open_progress(io.StringIO()), LineProgress)
+
+
+def test_rate_counts_from_the_first_snapshot_and_rows_of_this_run_only() -> None:
+    clock = Clock()
+    rate = Rate(clock)
+    rate.update(snapshot(num_done=60))
+    assert rate.tokens_per_second(snapshot(60)) is None
+    clock.now += 10
+    assert rate.tokens_per_second(snapshot(70, completion_tokens=500)) == 50.0
+    assert rate.seconds_left(snapshot(70)) == 30.0
+
+
+def test_seconds_left_are_unknown_before_the_first_row() -> None:
+    clock = Clock()
+    rate = Rate(clock)
+    rate.update(snapshot())
+    clock.now += 1
+    assert rate.seconds_left(snapshot()) is None
+
+
+def test_figures_name_errors_only_where_there_are_any() -> None:
+    rate = Rate(Clock())
+    assert figures(snapshot(), rate) == "8 running, 2 waiting, KV 25%"
+    assert figures(snapshot(num_errors=3), rate) == "8 running, 2 waiting, KV 25%, 3 errors"
+
+
+def test_lines_come_at_intervals_and_the_last_snapshot_always() -> None:
+    clock, stream = Clock(), io.StringIO()
+    progress = LineProgress(stream, clock)
+    for seconds in range(int(LINE_INTERVAL) + 5):
+        progress.update(snapshot(num_done=seconds, completion_tokens=100 * seconds))
+        clock.now += 1
+    progress.close()
+    progress.close()
+    assert stream.getvalue().splitlines() == [
+        "0/100 rows, 8 running, 2 waiting, KV 25%",
+        "10/100 rows, 100 tok/s, 8 running, 2 waiting, KV 25%, 1 min 30 s left",
+        "14/100 rows, 93 tok/s, 8 running, 2 waiting, KV 25%, 1 min 32 s left",
+    ]
+
+
+def test_phases_and_messages_are_lines() -> None:
+    stream = io.StringIO()
+    progress = LineProgress(stream)
+    progress.phase("loading the model")
+    progress.message("attention runs in Python: slow")
+    progress.close()
+    assert stream.getvalue() == "loading the model\nattention runs in Python: slow\n"
+
+
+def test_the_bar_shows_rows_of_earlier_runs_as_done() -> None:
+    stream = Terminal()
+    progress = BarProgress(stream)
+    progress.phase("loading the model")
+    progress.update(snapshot(num_done=40))
+    progress.update(snapshot(num_done=50, completion_tokens=10))
+    progress.message("a line")
+    progress.close()
+    shown = stream.getvalue()
+    assert "loading the model …" in shown
+    assert "40/100 rows" in shown
+    assert "50/100 rows" in shown
+    assert "8 running, 2 waiting, KV 25%" in shown
+    assert "a line\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(3.21, "3.2 s"), (42, "42 s"), (80, "1 min 20 s"), (7500, "2 h 05 min"), (59.7, "1 min 00 s")]
+)
+def test_duration_is_written_for_people(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
