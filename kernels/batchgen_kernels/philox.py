@@ -57,11 +57,15 @@ def identities(keys_R5: Tensor) -> Words:
     return philox(seed & WORD, seed >> 32, (row & WORD, row >> 32, source, sample))
 
 
-def random_bits(keys_R5: Tensor, draws_RD: Tensor) -> Tensor:
-    """Return the noise words [R, D] of the given draws (int64) of each row, as int64 below 2^32."""
+def random_bits(keys_R5: Tensor, first_R: Tensor, count: int) -> Tensor:
+    """Return the noise words [R, count] of draws first, first + 1, ... of each row, as int64 below 2^32.
+
+    `first_R` (int64) must be multiples of 4: each counter gives four neighbouring draws.
+    """
     key_0, key_1, high_0, high_1 = (word.unsqueeze(1) for word in identities(keys_R5))
-    words = philox(key_0, key_1, (draws_RD >> 2, keys_R5[:, POSITION, None], high_0, high_1))
-    return torch.stack(words, dim=-1).gather(-1, (draws_RD & 3).unsqueeze(-1)).squeeze(-1)
+    quads_RD = (first_R >> 2).unsqueeze(1) + torch.arange(-(-count // 4), device=keys_R5.device)
+    words = philox(key_0, key_1, (quads_RD, keys_R5[:, POSITION, None], high_0, high_1))
+    return torch.stack(words, dim=-1).flatten(1)[:, :count]
 
 
 def gumbel(bits: Tensor) -> Tensor:

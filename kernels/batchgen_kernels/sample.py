@@ -135,13 +135,13 @@ def group_logsumexp(x_RV: Tensor) -> Tensor:
 
 def _draw(y_RV: Tensor, groups_RG: Tensor, keys_R5: Tensor) -> Tensor:
     """Draw a token id per row from softmax(y), -inf where dropped, by Gumbel-max over groups, then in the group."""
-    num_rows, vocabulary = y_RV.shape
-    draws_G = torch.arange(groups_RG.shape[1], device=y_RV.device)
-    group_R = (groups_RG + gumbel(random_bits(keys_R5, (GROUP_DRAWS + draws_G).expand(num_rows, -1)))).argmax(1)
-    token_RL = group_R[:, None] * GROUP_TOKENS + torch.arange(GROUP_TOKENS, device=y_RV.device)
-    y_RL = y_RV.gather(1, token_RL.clamp(max=vocabulary - 1))
-    scores_RL = y_RL + gumbel(random_bits(keys_R5, token_RL))
-    best_R = scores_RL.masked_fill(token_RL >= vocabulary, float("-inf")).argmax(1, keepdim=True)
+    vocabulary = y_RV.shape[1]
+    first_R = torch.full((len(y_RV),), GROUP_DRAWS, device=y_RV.device)
+    group_R = (groups_RG + gumbel(random_bits(keys_R5, first_R, groups_RG.shape[1]))).argmax(1)
+    first_R = group_R * GROUP_TOKENS
+    token_RL = first_R[:, None] + torch.arange(GROUP_TOKENS, device=y_RV.device)
+    y_RL = y_RV.gather(1, token_RL.clamp(max=vocabulary - 1)).masked_fill(token_RL >= vocabulary, -torch.inf)
+    best_R = (y_RL + gumbel(random_bits(keys_R5, first_R, GROUP_TOKENS))).argmax(1, keepdim=True)
     return token_RL.gather(1, best_R).squeeze(1)
 
 

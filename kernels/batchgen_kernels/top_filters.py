@@ -1,9 +1,10 @@
 """top-k, top-p and min-p as one threshold per row, so that nothing is sorted but a few candidates.
 
 Legend: F filtered rows, V vocabulary, K candidates (the largest scores in falling order).
-All three keep the tokens above some score, so together they are a threshold; only top-p can cut through equal scores,
-of which it then keeps the highest ids (as transformers' TopPLogitsWarper, which drops from the low end of a stable
-sort, does). Each filter sees what the one before left: top-k, then top-p of the renormalised rest, then min-p.
+All three keep the tokens above some score, so together they are a threshold. top-k keeps every token that equals the
+k-th; only top-p can cut through equal scores: it keeps as many as transformers' TopPLogitsWarper, whose unstable sort
+leaves open which, and here they are the lowest ids. Each filter sees what the one before left: top-k, then top-p of the
+renormalised rest, then min-p.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Filters(NamedTuple):
 
 
 class _Thresholds(NamedTuple):
-    """Scores at or above `threshold_F` are kept, but only the `ties_kept_F` highest ids of those equal to `tie_F`."""
+    """Scores at or above `threshold_F` are kept, but only the `ties_kept_F` lowest ids of those equal to `tie_F`."""
 
     threshold_F: Tensor
     tie_F: Tensor
@@ -94,5 +95,5 @@ def kept_tokens(y_FV: Tensor, logsumexp_F: Tensor, filters: Filters) -> Tensor:
     tied_FV = y_FV == found.tie_F[:, None]
     for row in (tied_FV.sum(1) > found.ties_kept_F).nonzero().squeeze(1).tolist():
         ids = tied_FV[row].nonzero().squeeze(1)
-        kept_FV[row, ids[: len(ids) - int(found.ties_kept_F[row])]] = False
+        kept_FV[row, ids[int(found.ties_kept_F[row]) :]] = False
     return kept_FV
