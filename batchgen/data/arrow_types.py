@@ -135,7 +135,8 @@ def to_array(values: Sequence[Any], field: pa.Field[Any]) -> pa.Array[Any]:
         return _to_array(values, field)
     except _CONVERSION_ERRORS:
         if len(values) == 1:
-            return pa.nulls(1, field.type)
+            null: pa.Array[Any] = pa.nulls(1, field.type)
+            return null
     return pa.concat_arrays([to_array([value], field) for value in values])
 
 
