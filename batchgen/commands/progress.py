@@ -53,10 +53,14 @@ class Rate:
 
 
 def figures(snapshot: ProgressSnapshot, rate: Rate) -> str:
-    """`512 tok/s, 64 running, 8 waiting, KV 43%`, and errors where there are any."""
+    """`512 tok/s, 64 running, 8 waiting, KV 43%, 2 errors`; what is zero or unknown is left out."""
     speed = rate.tokens_per_second(snapshot)
     parts = [f"{speed:.0f} tok/s"] if speed is not None else []
-    parts += [f"{snapshot.num_running} running", f"{snapshot.num_waiting} waiting", f"KV {snapshot.kv_use:.0%}"]
+    parts.append(f"{snapshot.num_running} running")
+    if snapshot.num_waiting:
+        parts.append(f"{snapshot.num_waiting} waiting")
+    if snapshot.kv_use:
+        parts.append(f"KV {snapshot.kv_use:.0%}")
     if snapshot.num_errors:
         parts.append(f"{snapshot.num_errors} errors")
     return ", ".join(parts)

@@ -56,8 +56,9 @@ def test_seconds_left_are_unknown_before_the_first_row() -> None:
     assert rate.seconds_left(snapshot()) is None
 
 
-def test_figures_name_errors_only_where_there_are_any() -> None:
+def test_figures_leave_out_what_is_zero() -> None:
     rate = Rate(Clock())
+    assert figures(ProgressSnapshot(num_rows=9, num_done=0, num_running=3), rate) == "3 running"
     assert figures(snapshot(), rate) == "8 running, 2 waiting, KV 25%"
     assert figures(snapshot(num_errors=3), rate) == "8 running, 2 waiting, KV 25%, 3 errors"
 
