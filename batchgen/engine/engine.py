@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import repeat
 
@@ -79,6 +79,7 @@ class Engine:
         self._runner = parts.runner
         self._sampler = parts.sampler
         self._scheduler = parts.scheduler
+        self._resolved = parts.resolved
         self._window = window
         self._requests = RequestBuilder(
             tokenizer=parts.tokenizer,
@@ -103,6 +104,11 @@ class Engine:
     def max_model_len(self) -> int:
         """The most tokens of prompt and completion together."""
         return self._requests.max_model_len
+
+    @property
+    def resolved(self) -> Mapping[str, str | int]:
+        """What each `auto` that can change a token came to, under the names of the job file."""
+        return self._resolved
 
     @property
     def num_unfinished(self) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
+from batchgen_kernels.segments import SEGMENT_TOKENS
 
 from batchgen.engine.block_pool import BlockPool
 from batchgen.engine.kv_cache import KVCache, LayerShape
@@ -72,6 +74,8 @@ class EngineParts:
     vocab_size: int
     max_model_len: int
     eos_token_ids: frozenset[int]
+    resolved: Mapping[str, str | int] = field(default_factory=dict)
+    """What each `auto` that can change a token came to, under the names of the job file."""
 
 
 def load_parts(options: EngineOptions) -> EngineParts:
@@ -88,6 +92,12 @@ def load_parts(options: EngineOptions) -> EngineParts:
         vocab_size=loaded.vocab_size,
         max_model_len=loaded.max_model_len,
         eos_token_ids=loaded.eos_token_ids,
+        resolved={
+            "model.dtype": str(loaded.dtype).removeprefix("torch."),
+            "model.max_model_len": loaded.max_model_len,
+            "resolved.device": device.type,
+            "resolved.attention_segment": SEGMENT_TOKENS,
+        },
     )
 
 
