@@ -6,6 +6,7 @@ INSTALLED = $(VENV)/.installed
 .PHONY: run test test-all check fix generate clean
 
 $(INSTALLED): pyproject.toml constraints.txt
+	@echo "Installing into $(VENV): once, a few minutes"
 	$(PYTHON) -m venv $(VENV)
 	# torch first and pinned: a looser request would fetch several GB of CUDA libraries.
 	$(BIN)/pip install --quiet -c constraints.txt torch
