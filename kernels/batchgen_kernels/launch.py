@@ -1,0 +1,71 @@
+"""How the Triton kernels are declared and launched; imports without Triton, where only the references serve.
+
+A launcher describes each launch as a `Launch`, and runs it. Tests read the description on tensors of the "meta" device,
+and `benchmarks/compile_kernels.py` compiles from it, so what is proved without a GPU is what runs on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language
+except ImportError:
+    triton = None
+
+tl: Any = None if triton is None else triton.language
+"""`triton.language`."""
+
+Pointer = Any
+"""A kernel's parameter that points to a tensor's first element."""
+
+Constexpr = Any
+"""A value known when a kernel is compiled, inside the kernel's helpers."""
+
+INTERPRETED: bool = triton is not None and bool(triton.knobs.runtime.interpret)
+"""Whether kernels run in Triton's interpreter, on CPU tensors; set by TRITON_INTERPRET=1 before the import."""
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """Declare a Triton kernel, or a helper of one; without Triton, leave the function as it is."""
+    return function if triton is None else triton.jit(function)
+
+
+def runs_on_triton(x: Tensor) -> bool:
+    """Whether the Triton kernels serve tensors like this one."""
+    return x.is_cuda and triton is not None
+
+
+def next_power_of_2(n: int) -> int:
+    """Return the least power of two that is at least n (n >= 1)."""
+    return 1 << (n - 1).bit_length()
+
+
+class Launch(NamedTuple):
+    """One launch of one kernel: everything but the device."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: dict[str, Tensor | int | float]
+    constants: dict[str, Any]
+    """Values of the kernel's constexpr parameters."""
+    num_warps: int = 4
+    num_stages: int = 2
+
+    def run(self) -> None:
+        """Launch on the current stream; nothing is launched for an empty grid.
+
+        Fused multiply-adds are only those that a kernel writes itself, so that one formula has one result.
+        """
+        if all(self.grid):
+            self.kernel[self.grid](
+                **self.arguments,
+                **self.constants,
+                num_warps=self.num_warps,
+                num_stages=self.num_stages,
+                enable_fp_fusion=False,
+            )
