@@ -1,0 +1,199 @@
+"""A child process that runs untrusted templates: it can be killed at any moment, and dies with its parent.
+
+It is started as a new interpreter, never forked, and without importing the caller's main module. Kernel timers on its
+processor time end it when a template does not come back, so neither a busy nor a suspended machine looks like one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
+from typing import Any, NamedTuple
+
+from batchgen.errors import BatchgenError
+from batchgen.pipeline.preparer import EncodedRow, Preparer, PreparerSpec
+from batchgen.records import RowRange
+
+MEMORY_BYTES = 2 * 2**30
+"""Memory that templates and rows may take beyond what a child holds at its start."""
+
+_PR_SET_PDEATHSIG = 1
+_POLL_SECONDS = 0.1
+_SILENT_SECONDS = 600.0
+_MAIN = "from batchgen.pipeline.child import main; main()"
+
+
+class Limits(NamedTuple):
+    """What a child may use; seconds are those of its processor time."""
+
+    start_seconds: float = 60.0
+    """To load the tokenizer, and to compile and probe the templates."""
+    step_seconds: float = 10.0
+    """To render the rows of one request, and to encode each part of them."""
+    memory_bytes: int = MEMORY_BYTES
+
+
+class ChildDied(Exception):
+    """The child has ended; `out_of_time` tells whether its timer did it."""
+
+    def __init__(self, exit_status: int | None) -> None:
+        super().__init__(f"the process that renders prompts ended with status {exit_status}")
+        self.out_of_time = exit_status == -signal.SIGPROF
+
+
+class ChildClosed(Exception):
+    """The parent does not want the answer any more."""
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What a child sends instead of an answer."""
+
+    error: BatchgenError
+
+
+class PreparerChild:
+    """A running child. It lives no longer than the thread that made it, and than `close`."""
+
+    def __init__(self, spec: PreparerSpec, limits: Limits, is_closing: Callable[[], bool]) -> None:
+        """Start, and wait until it is ready; raises the JobError that it found, or ChildDied."""
+        self._is_closing = is_closing
+        self._connection, far_end = Pipe()
+        with far_end:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _MAIN, str(far_end.fileno()), str(os.getpid())],
+                pass_fds=[far_end.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                # Not in the terminal's foreground: Ctrl-C is the parent's to handle.
+                process_group=0,
+            )
+        try:
+            self._request((spec, limits))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def prepare(self, rows: RowRange) -> list[EncodedRow]:
+        """Have a range of rows prepared; raises what the child raised, ChildDied or ChildClosed."""
+        answer: list[EncodedRow] = self._request(rows)
+        return answer
+
+    def _request(self, message: Any) -> Any:
+        try:
+            self._connection.send(message)
+            while (answer := self._receive()) is None:
+                pass
+        except (EOFError, OSError) as error:
+            raise ChildDied(self._reap()) from error
+        if isinstance(answer, _Failure):
+            raise answer.error
+        return answer
+
+    def _receive(self) -> Any:
+        silent_since = time.monotonic()
+        while not self._connection.poll(_POLL_SECONDS):
+            if self._is_closing():
+                raise ChildClosed
+            if time.monotonic() - silent_since > _SILENT_SECONDS:
+                self._process.kill()
+        return self._connection.recv()
+
+    def _reap(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=5)
+        return self._process.poll()
+
+    def close(self) -> None:
+        """End the process; a second call does nothing."""
+        self._connection.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def main() -> None:
+    """What the child runs: answer requests until the parent closes the connection."""
+    connection = Connection(int(sys.argv[1]))
+    _die_with_parent(int(sys.argv[2]))
+    with contextlib.suppress(EOFError, OSError):
+        _serve(connection)
+
+
+def _serve(connection: Connection[Any, Any]) -> None:
+    spec, limits = connection.recv()
+    preparer: Preparer | None = None
+    while True:
+        try:
+            if preparer is None:
+                # Jinja computes constants while it compiles.
+                _limit_memory(limits.memory_bytes)
+                _arm(limits.start_seconds)
+                preparer = Preparer(spec)
+                _arm(0)
+                connection.send(True)
+            else:
+                connection.send(_answer(preparer, connection.recv(), limits, connection))
+        except (EOFError, OSError):
+            raise
+        except BatchgenError as error:
+            connection.send(_Failure(error))
+        except MemoryError:  # While compiling, it is a JobError by then.
+            # Nothing more is sure to work here; the parent finds the row by asking for one at a time.
+            os._exit(1)
+        except Exception:  # noqa: BLE001  What ends a child must be known to the parent, whatever it is.
+            connection.send(_Failure(BatchgenError(f"preparing prompts failed:\n{traceback.format_exc()}")))
+
+
+def _answer(preparer: Preparer, rows: RowRange, limits: Limits, connection: Connection[Any, Any]) -> list[EncodedRow]:
+    def alive() -> None:
+        _arm(limits.step_seconds)
+        connection.send(None)
+
+    read = preparer.read(rows)
+    alive()
+    answer = preparer.prepare(read, alive)
+    _arm(0)
+    return answer
+
+
+def _arm(seconds: float) -> None:
+    """Let the kernel end this process once it has used so much processor time; 0: not at all."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def _die_with_parent(parent: int) -> None:
+    # The parent alone decides about signals: a scheduler sends them to every process of a job.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _limit_memory(beyond: int) -> None:
+    """Bound private memory, which is what rows and templates take; mapped libraries do not count."""
+    if sys.platform != "linux":
+        return
+    import resource
+
+    with open("/proc/self/status", encoding="ascii") as status:
+        held = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    limit = held + beyond if hard == resource.RLIM_INFINITY else min(hard, held + beyond)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
