@@ -54,9 +54,15 @@ class _Conversion:
 def convert_gguf(path: Path, directory: Path) -> None:
     """Convert into the existing, empty `directory`; ModelError, by name, for what cannot be converted exactly."""
     gguf = read_gguf(path)
-    architecture, config = read_config(gguf)
-    plan = [_plan(gguf, architecture, config, tensor) for tensor in _weights(gguf)]
-    ends = write_tokenizer(gguf, directory)
+    try:
+        architecture, config = read_config(gguf)
+        plan = [_plan(gguf, architecture, config, tensor) for tensor in _weights(gguf)]
+        ends = write_tokenizer(gguf, directory)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ModelError(
+            f"{path}: the metadata of this GGUF file is incomplete or contradicts itself ({what})"
+        ) from error
     ids = {
         f"{name}_token_id": gguf.metadata[key]
         for name, key in (("bos", "tokenizer.ggml.bos_token_id"), ("pad", "tokenizer.ggml.padding_token_id"))

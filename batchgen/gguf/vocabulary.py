@@ -109,6 +109,8 @@ def write_tokenizer(gguf: GGUFFile, directory: Path) -> list[int]:
         raise ModelError(f"{gguf.path}: tokenizer model {model!r} is not supported, only 'gpt2' and 'llama'")
     tokens: list[str] = list(metadata["tokenizer.ggml.tokens"])
     types: list[int] = metadata.get("tokenizer.ggml.token_type") or [TokenType.NORMAL] * len(tokens)
+    if len(types) != len(tokens):
+        raise ModelError(f"{gguf.path}: {len(tokens)} tokens, but {len(types)} token types; the file is damaged")
     tokenizer = _byte_level(gguf, tokens) if model == "gpt2" else _sentence_piece(metadata, tokens, types)
     normalized = model == "llama" and not _adds_space_prefix(metadata)
     tokenizer.add_special_tokens(
@@ -136,8 +138,13 @@ def _byte_level(gguf: GGUFFile, tokens: list[str]) -> Tokenizer:
     if pre not in _PRE_TOKENIZERS:
         known = ", ".join(sorted(_PRE_TOKENIZERS))
         raise ModelError(f"{gguf.path}: pre-tokenizer {pre!r} is not supported; supported are {known}")
-    merges = [tuple(merge.split(" ", 1)) for merge in gguf.metadata["tokenizer.ggml.merges"]]
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    merges = []
+    for merge in gguf.metadata["tokenizer.ggml.merges"]:
+        left, _, right = merge.partition(" ")
+        if not {left, right, left + right} <= vocabulary.keys():
+            raise ModelError(f"{gguf.path}: the merge {merge!r} makes no token; the file is damaged")
+        merges.append((left, right))
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in _IGNORE_MERGES))
     if pre in _NFC:
         tokenizer.normalizer = normalizers.NFC()
