@@ -67,7 +67,11 @@ def decode_bytes(data: bytes, unfinished: bytes = b"") -> tuple[str, bytes]:
     text = decoder.decode(unfinished + data)
     if unfinished and text.startswith("�"):
         return decode_bytes(data)
-    return text, decoder.getstate()[0]
+    rest = decoder.getstate()[0]
+    if rest[:1] == b"\xed" and rest[1:] >= b"\xa0":
+        # CPython waits for the third byte of a surrogate, which UTF-8 does not have.
+        return text + "�" * len(rest), b""
+    return text, rest
 
 
 def _byte_rule(backend: tokenizers.Tokenizer) -> Callable[[str], bytes] | None:
