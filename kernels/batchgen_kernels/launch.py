@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 try:
@@ -43,6 +44,14 @@ def runs_on_triton(x: Tensor) -> bool:
 def next_power_of_2(n: int) -> int:
     """Return the least power of two that is at least n (n >= 1)."""
     return 1 << (n - 1).bit_length()
+
+
+def check_fp8(cache: Tensor) -> None:
+    """Raise ValueError for an fp8 cache on an NVIDIA device that cannot convert to it, before sm_89."""
+    if cache.dtype == torch.float8_e4m3fn and cache.is_cuda and torch.version.hip is None:
+        major, minor = torch.cuda.get_device_capability(cache.device)
+        if (major, minor) < (8, 9):
+            raise ValueError(f"an fp8 KV cache needs sm_89 or newer, this device is sm_{major}{minor}; use int8")
 
 
 class Launch(NamedTuple):

@@ -7,8 +7,12 @@ Quantized caches (int8, fp8 e4m3) hold x / scale with one fp32 scale per token a
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from batchgen_kernels.launch import INTERPRETED, Launch, Pointer, check_fp8, jit, next_power_of_2, runs_on_triton, tl
 
 QUANTIZED_MAX = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """The largest magnitude of each quantized cache dtype; caches of other dtypes hold plain values."""
@@ -49,6 +53,160 @@ def store_kv_reference(
     _write(v_THD, v_cache, slots_T, v_scales)
 
 
+@jit
+def _round_to_e4m3(x: Any) -> Any:
+    """Round fp32 to the nearest e4m3 value, ties to even; |x| <= 448."""
+    bits = x.to(tl.int32, bitcast=True)
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & ~0xFFFFF).to(tl.float32, bitcast=True)
+    # Below 2^-6 the values are multiples of 2^-9.
+    return tl.where(tl.abs(x) < 0.015625, (x + 24576.0) - 24576.0, normal)
+
+
+@jit
+def _store_heads(
+    x_ptr: Pointer,
+    cache_ptr: Pointer,
+    scales_ptr: Pointer,
+    head_stride: int,
+    NUM_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    LARGEST: tl.constexpr,
+    IS_INT8: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+) -> None:
+    """Store all heads of one token; the pointers stand at the token's first feature, at its slot and at its scale."""
+    head = tl.arange(0, BLOCK_H)
+    feature = tl.arange(0, BLOCK_D)[None, :]
+    inside = (head[:, None] < NUM_HEADS) & (feature < HEAD_DIM)
+    x = tl.load(x_ptr + head[:, None] * head_stride + feature, mask=inside, other=0.0).to(tl.float32)
+    if LARGEST > 0:
+        scale = tl.div_rn(tl.max(tl.abs(x), axis=1), LARGEST)
+        tl.store(scales_ptr + head * BLOCK_SIZE, scale, mask=head < NUM_HEADS)
+        x = tl.div_rn(x, tl.where(scale > 0, scale, 1.0)[:, None])
+        if IS_INT8:
+            # Adding 1.5 * 2^23 leaves no bits for the fraction: rounds to even, as torch.round does.
+            x = (x + 12582912.0) - 12582912.0
+        elif INTERPRETED:
+            # The interpreter's own conversion to fp8 rounds up without carrying into the exponent.
+            x = _round_to_e4m3(x)
+    cache = cache_ptr + head[:, None] * (BLOCK_SIZE * HEAD_DIM) + feature
+    tl.store(cache, x.to(cache_ptr.dtype.element_ty), mask=inside)
+
+
+@jit
+def _store_kv_kernel(
+    k_ptr: Pointer,
+    v_ptr: Pointer,
+    k_cache_ptr: Pointer,
+    v_cache_ptr: Pointer,
+    k_scales_ptr: Pointer,
+    v_scales_ptr: Pointer,
+    slots_ptr: Pointer,
+    k_stride: int,
+    k_head_stride: int,
+    v_stride: int,
+    v_head_stride: int,
+    NUM_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    K_DIM: tl.constexpr,
+    V_DIM: tl.constexpr,
+    LARGEST: tl.constexpr,
+    IS_INT8: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+) -> None:
+    """Store one token's keys (second grid index 0) or values (1)."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + token)
+    if slot < 0:
+        return
+    # Of a head's first slot in the block, counted in slots; every head of a block has BLOCK_SIZE of them.
+    place = (slot // BLOCK_SIZE) * (NUM_HEADS * BLOCK_SIZE) + slot % BLOCK_SIZE
+    if tl.program_id(1) == 0:
+        k_ptr += token * k_stride
+        k_cache_ptr += place * K_DIM
+        k_scales_ptr += place
+        _store_heads(
+            k_ptr, k_cache_ptr, k_scales_ptr, k_head_stride,
+            NUM_HEADS, BLOCK_SIZE, K_DIM, LARGEST, IS_INT8, INTERPRETED, BLOCK_H, BLOCK_K,
+        )  # fmt: skip
+    else:
+        v_ptr += token * v_stride
+        v_cache_ptr += place * V_DIM
+        v_scales_ptr += place
+        _store_heads(
+            v_ptr, v_cache_ptr, v_scales_ptr, v_head_stride,
+            NUM_HEADS, BLOCK_SIZE, V_DIM, LARGEST, IS_INT8, INTERPRETED, BLOCK_H, BLOCK_V,
+        )  # fmt: skip
+
+
+def _store_kv_constants(k_cache: Tensor, v_cache: Tensor) -> dict[str, Any]:
+    return {
+        "NUM_HEADS": k_cache.shape[1],
+        "BLOCK_SIZE": k_cache.shape[2],
+        "K_DIM": k_cache.shape[3],
+        "V_DIM": v_cache.shape[3],
+        "LARGEST": QUANTIZED_MAX.get(k_cache.dtype, 0.0),
+        "IS_INT8": k_cache.dtype == torch.int8,
+        "INTERPRETED": INTERPRETED,
+        "BLOCK_H": next_power_of_2(k_cache.shape[1]),
+        "BLOCK_K": next_power_of_2(k_cache.shape[3]),
+        "BLOCK_V": next_power_of_2(v_cache.shape[3]),
+    }
+
+
+def store_kv_launch(
+    k_THD: Tensor,
+    v_THD: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots_T: Tensor,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
+) -> Launch:
+    """Describe the launch: a program for each token's keys and one for its values; only features must be dense."""
+    if k_cache.dtype in QUANTIZED_MAX and (k_scales is None or v_scales is None):
+        raise ValueError(f"a {k_cache.dtype} cache needs k_scales and v_scales")
+    return Launch(
+        _store_kv_kernel,
+        (len(slots_T), 2),
+        {
+            "k_ptr": k_THD,
+            "v_ptr": v_THD,
+            "k_cache_ptr": k_cache,
+            "v_cache_ptr": v_cache,
+            "k_scales_ptr": slots_T if k_scales is None else k_scales,
+            "v_scales_ptr": slots_T if v_scales is None else v_scales,
+            "slots_ptr": slots_T,
+            "k_stride": k_THD.stride(0),
+            "k_head_stride": k_THD.stride(1),
+            "v_stride": v_THD.stride(0),
+            "v_head_stride": v_THD.stride(1),
+        },
+        _store_kv_constants(k_cache, v_cache),
+        num_warps=min(8, max(1, next_power_of_2(k_cache.shape[1] * k_cache.shape[3]) // 256)),
+    )
+
+
+def store_kv_triton(
+    k_THD: Tensor,
+    v_THD: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots_T: Tensor,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
+) -> None:
+    """Store by the Triton kernel; see `store_kv`. ValueError for fp8 caches on devices before sm_89."""
+    check_fp8(k_cache)
+    store_kv_launch(k_THD, v_THD, k_cache, v_cache, slots_T, k_scales, v_scales).run()
+
+
 def store_kv(
     k_THD: Tensor,
     v_THD: Tensor,
@@ -62,4 +220,5 @@ def store_kv(
 
     Quantized caches also take fp32 scales [N, H, B]; ValueError where they are missing.
     """
-    store_kv_reference(k_THD, v_THD, k_cache, v_cache, slots_T, k_scales, v_scales)
+    store = store_kv_triton if runs_on_triton(k_cache) else store_kv_reference
+    store(k_THD, v_THD, k_cache, v_cache, slots_T, k_scales, v_scales)
