@@ -12,7 +12,7 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from batchgen_kernels.launch import Launch, Pointer, jit, runs_on_triton, tl
+from batchgen_kernels.launch import Launch, jit, runs_on_triton, tl
 
 WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 BLOCK_WORDS = 1024
@@ -33,9 +33,9 @@ def _cache_table(addresses: tuple[int, ...], sizes: tuple[int, ...], device: tor
 
 @jit
 def _copy_blocks_kernel(
-    table_ptr: Pointer,
-    pairs_ptr: Pointer,
-    word_ptr: Pointer,
+    table_ptr: tl.tensor,
+    pairs_ptr: tl.tensor,
+    word_ptr: tl.tensor,
     WORD_BYTES: tl.constexpr,
     ALIGNMENT: tl.constexpr,
     BLOCK_WORDS: tl.constexpr,

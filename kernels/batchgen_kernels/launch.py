@@ -21,12 +21,6 @@ except ImportError:
 tl: Any = None if triton is None else triton.language
 """`triton.language`."""
 
-Pointer = Any
-"""A kernel's parameter that points to a tensor's first element."""
-
-Constexpr = Any
-"""A value known when a kernel is compiled, inside the kernel's helpers."""
-
 INTERPRETED: bool = triton is not None and bool(triton.knobs.runtime.interpret)
 """Whether kernels run in Triton's interpreter, on CPU tensors; set by TRITON_INTERPRET=1 before the import."""
 

@@ -12,7 +12,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from batchgen_kernels.launch import Launch, Pointer, jit, next_power_of_2, runs_on_triton, tl
+from batchgen_kernels.launch import Launch, jit, next_power_of_2, runs_on_triton, tl
 from batchgen_kernels.reduction import tree_sum
 
 
@@ -33,11 +33,11 @@ def rms_norm_reference(
 
 @jit
 def _rms_norm_kernel(
-    x_ptr: Pointer,
-    residual_ptr: Pointer,
-    weight_ptr: Pointer,
-    out_ptr: Pointer,
-    hidden_ptr: Pointer,
+    x_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    hidden_ptr: tl.tensor,
     x_stride: int,
     residual_stride: int,
     num_features: int,

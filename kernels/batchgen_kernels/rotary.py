@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from batchgen_kernels.launch import Launch, Pointer, jit, next_power_of_2, runs_on_triton, tl
+from batchgen_kernels.launch import Launch, jit, next_power_of_2, runs_on_triton, tl
 
 
 def _rotate(x_THD: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
@@ -29,12 +29,12 @@ def rotary_reference(q_THD: Tensor, k_TKD: Tensor, cos_TR: Tensor, sin_TR: Tenso
 
 @jit
 def _rotate_heads(
-    x_ptr: Pointer,
-    out_ptr: Pointer,
+    x_ptr: tl.tensor,
+    out_ptr: tl.tensor,
     head_stride: int,
     num_heads: tl.constexpr,
-    cos_ptr: Pointer,
-    sin_ptr: Pointer,
+    cos_ptr: tl.tensor,
+    sin_ptr: tl.tensor,
     HEAD_DIM: tl.constexpr,
     ROTATED: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -65,12 +65,12 @@ def _rotate_heads(
 
 @jit
 def _rotary_kernel(
-    q_ptr: Pointer,
-    k_ptr: Pointer,
-    cos_ptr: Pointer,
-    sin_ptr: Pointer,
-    q_out_ptr: Pointer,
-    k_out_ptr: Pointer,
+    q_ptr: tl.tensor,
+    k_ptr: tl.tensor,
+    cos_ptr: tl.tensor,
+    sin_ptr: tl.tensor,
+    q_out_ptr: tl.tensor,
+    k_out_ptr: tl.tensor,
     q_stride: int,
     q_head_stride: int,
     k_stride: int,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from batchgen_kernels.launch import Launch, Pointer, jit, runs_on_triton, tl
+from batchgen_kernels.launch import Launch, jit, runs_on_triton, tl
 
 BLOCK_I = 1024
 
@@ -23,7 +23,7 @@ def silu_mul_reference(gate_up_T2I: Tensor) -> Tensor:
 
 @jit
 def _silu_mul_kernel(
-    gate_up_ptr: Pointer, out_ptr: Pointer, stride: int, num_inner: int, BLOCK_I: tl.constexpr
+    gate_up_ptr: tl.tensor, out_ptr: tl.tensor, stride: int, num_inner: int, BLOCK_I: tl.constexpr
 ) -> None:
     """Compute BLOCK_I outputs of one token."""
     token = tl.program_id(0).to(tl.int64)

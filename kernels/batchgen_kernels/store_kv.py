@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from batchgen_kernels.launch import INTERPRETED, Launch, Pointer, check_fp8, jit, next_power_of_2, runs_on_triton, tl
+from batchgen_kernels.launch import INTERPRETED, Launch, check_fp8, jit, next_power_of_2, runs_on_triton, tl
 
 QUANTIZED_MAX = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """The largest magnitude of each quantized cache dtype; caches of other dtypes hold plain values."""
@@ -54,7 +54,7 @@ def store_kv_reference(
 
 
 @jit
-def _round_to_e4m3(x: Any) -> Any:
+def _round_to_e4m3(x: tl.tensor) -> tl.tensor:
     """Round fp32 to the nearest e4m3 value, ties to even; |x| <= 448."""
     bits = x.to(tl.int32, bitcast=True)
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & ~0xFFFFF).to(tl.float32, bitcast=True)
@@ -64,9 +64,9 @@ def _round_to_e4m3(x: Any) -> Any:
 
 @jit
 def _store_heads(
-    x_ptr: Pointer,
-    cache_ptr: Pointer,
-    scales_ptr: Pointer,
+    x_ptr: tl.tensor,
+    cache_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
     head_stride: int,
     NUM_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -98,13 +98,13 @@ def _store_heads(
 
 @jit
 def _store_kv_kernel(
-    k_ptr: Pointer,
-    v_ptr: Pointer,
-    k_cache_ptr: Pointer,
-    v_cache_ptr: Pointer,
-    k_scales_ptr: Pointer,
-    v_scales_ptr: Pointer,
-    slots_ptr: Pointer,
+    k_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    k_cache_ptr: tl.tensor,
+    v_cache_ptr: tl.tensor,
+    k_scales_ptr: tl.tensor,
+    v_scales_ptr: tl.tensor,
+    slots_ptr: tl.tensor,
     k_stride: int,
     k_head_stride: int,
     v_stride: int,
