@@ -1,0 +1,27 @@
+"""The C++ twins of the ops: chosen at run time by the processor's instruction sets; `is_available()` first."""
+
+from __future__ import annotations
+
+from batchgen_kernels.cpu.attention import copy_blocks, paged_attention, store_kv
+from batchgen_kernels.cpu.library import (
+    Features,
+    KernelsUnavailable,
+    features,
+    is_available,
+    levels,
+    set_level,
+    set_num_threads,
+)
+
+__all__ = [
+    "Features",
+    "KernelsUnavailable",
+    "copy_blocks",
+    "features",
+    "is_available",
+    "levels",
+    "paged_attention",
+    "set_level",
+    "set_num_threads",
+    "store_kv",
+]

@@ -1,0 +1,62 @@
+// The C interface between the ctypes binding and the kernels, and the table that each processor level fills.
+//
+// Letters: T tokens, S sequences, H query heads, K kv heads, D head size of keys, Dv of values, G = H / K.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__GNUC__)
+#define BG_EXPORT extern "C" __attribute__((visibility("default")))
+#else
+#define BG_EXPORT extern "C"
+#endif
+
+// Contexts are cut into segments of this many tokens, counted from position 0; see segments.py.
+constexpr int kSegmentTokens = 64;
+// Rows (query, head) that are computed side by side, one per vector lane.
+constexpr int kLanes = 16;
+
+enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2 };
+
+struct AttentionArgs {
+  const void *q;          // [T, H, D], the last dimension contiguous
+  const void *k_cache;    // [blocks, K, block_size, D] contiguous
+  const void *v_cache;    // [blocks, K, block_size, Dv] contiguous
+  const float *k_scales;  // [blocks, K, block_size], int8 caches only
+  const float *v_scales;
+  const int32_t *block_tables;  // [S, table_stride]
+  const int32_t *query_starts;  // [S + 1]
+  const int32_t *context_lens;  // [S]
+  const float *sinks;           // [H] or null
+  void *out;                    // [T, H, Dv] contiguous
+  int64_t q_stride_t, q_stride_h;
+  int64_t table_stride;
+  int32_t num_sequences, num_heads, num_kv_heads, head_dim_k, head_dim_v, block_size;
+  int32_t dtype, kv_dtype;
+  int32_t window;  // 0: none
+  int32_t share;   // 0: every sequence reads its own blocks even where they are shared
+  float scale, softcap;  // softcap 0: none
+  int32_t num_threads;
+};
+
+struct StoreArgs {
+  const void *k;  // [T, K, D], last dimension contiguous
+  const void *v;  // [T, K, Dv]
+  void *k_cache, *v_cache;
+  float *k_scales, *v_scales;  // int8 caches only
+  const int64_t *slots;        // [T], -1: not stored
+  int64_t k_stride_t, k_stride_h, v_stride_t, v_stride_h;
+  int32_t num_tokens, num_kv_heads, head_dim_k, head_dim_v, block_size;
+  int32_t dtype, kv_dtype;
+  int32_t num_threads;
+};
+
+struct AttentionPlan;
+
+// What one processor level provides.
+struct KernelTable {
+  const char *name;
+  void (*attention)(const AttentionArgs &, const AttentionPlan &);
+  void (*store_kv)(const StoreArgs &);
+};
