@@ -90,7 +90,8 @@ def _source_schema(files: Sequence[ScannedFile], config: InputConfig) -> pa.Sche
 def near_names(name: str, names: Iterable[str]) -> str:
     """`; did you mean "a"?`, or what there is to choose from."""
     names = list(names)
-    near = difflib.get_close_matches(name, names, n=3)
+    folded = {other.casefold(): other for other in reversed(names)}
+    near = [folded[other] for other in difflib.get_close_matches(name.casefold(), folded, n=3)]
     if near:
         return f"; did you mean {', '.join(map(repr, near))}?"
     shown = ", ".join(map(repr, names[:20])) + (", …" if len(names) > 20 else "")

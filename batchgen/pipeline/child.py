@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -190,8 +191,6 @@ def _limit_memory(beyond: int) -> None:
     """Bound private memory, which is what rows and templates take; mapped libraries do not count."""
     if sys.platform != "linux":
         return
-    import resource
-
     with open("/proc/self/status", encoding="ascii") as status:
         held = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
