@@ -25,6 +25,8 @@ class PlanRecord:
     """The job as it was first run, for people and for `rerun`."""
     base_dir: str
     """Directory that relative paths of the job start from."""
+    started: str
+    """When the output was begun, ISO 8601: the time that templates see, in every run."""
     recorded: dict[str, Any]
     """Versions and features of the machine: a difference warns, and refuses nothing."""
     hashes: dict[str, list[Any]]

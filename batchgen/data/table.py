@@ -16,7 +16,7 @@ Cells = dict[str, Any]
 
 def output_tables(
     source: Iterable[pa.Table],
-    finished: Iterable[FinishedRow],
+    finished: Sequence[FinishedRow],
     layout: OutputLayout,
     schema: pa.Schema,
     max_bytes: int,
@@ -26,12 +26,17 @@ def output_tables(
     Each table has about `max_bytes` at most, but one input row at least: it is to be one row group.
     """
     rest = iter(finished)
-    for piece in source:
+    for piece in source if len(layout.source_schema) else _rows_without_columns(finished):
         rows = list(islice(rest, len(piece)))
         assert len(rows) == len(piece), "fewer finished rows than source rows"
         for part, part_rows in _split(piece, rows, max_bytes):
             yield output_table(part, part_rows, layout, schema)
     assert next(rest, None) is None, "more finished rows than source rows"
+
+
+def _rows_without_columns(finished: Sequence[FinishedRow]) -> Iterator[pa.Table]:
+    # An Arrow table without columns cannot say how many rows it has; a column that nobody asks for can.
+    yield pa.table({"": pa.nulls(len(finished))})
 
 
 def _split(

@@ -99,3 +99,11 @@ def test_a_missing_row_is_a_bug_and_never_a_shift() -> None:
         list(output_tables([source(rows)], rows[:1], LAYOUT, output_schema(LAYOUT), 1000))
     with pytest.raises(AssertionError, match="more finished rows"):
         list(output_tables([source(rows[:1])], rows, LAYOUT, output_schema(LAYOUT), 1000))
+
+
+def test_rows_may_carry_no_source_columns_at_all() -> None:
+    layout = LAYOUT._replace(source_schema=pa.schema([]))
+    rows = [row(number, sample()) for number in range(3)]
+    (joined,) = output_tables([], rows, layout, output_schema(layout), 10**6)
+    assert joined.column_names == ["completions", "batchgen"]
+    assert joined.num_rows == 3

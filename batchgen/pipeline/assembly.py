@@ -1,0 +1,162 @@
+"""Rows become shards: finished rows are collected until a shard is whole, then written and committed."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from batchgen.data.commits import ShardFile
+from batchgen.data.ledger import Ledger
+from batchgen.data.rows import FinishedRow, RowKey
+from batchgen.data.schema import OutputLayout
+from batchgen.data.table import output_tables, rows_out
+from batchgen.data.writer import ParquetShardWriter, ShardSummary, WrittenShard
+from batchgen.pipeline.plan import RowIndex, keys_of, ranges_of
+from batchgen.records import RowRange, Shard
+
+ReadColumns = Callable[[RowRange], Iterable[pa.Table]]
+"""The columns carried through for a range of rows, a piece at a time."""
+
+
+class WholeShard(NamedTuple):
+    """A shard with the answers of all its rows, in input order."""
+
+    shard: Shard
+    rows: list[FinishedRow]
+
+
+class _OpenShard(NamedTuple):
+    """A shard whose rows are being generated."""
+
+    shard: Shard
+    keys: list[RowKey]
+    finished: dict[RowKey, FinishedRow]
+
+
+class ShardBuilder:
+    """Joins finished rows with their source columns and writes them as one temporary file."""
+
+    def __init__(
+        self, ledger: Ledger, writer: ParquetShardWriter, layout: OutputLayout, fingerprint: str, columns: ReadColumns
+    ) -> None:
+        self._ledger = ledger
+        self._writer = writer
+        self._layout = layout
+        self._fingerprint = fingerprint
+        self._columns = columns
+
+    def write(self, whole: WholeShard) -> WrittenShard:
+        """Write a new temporary file."""
+        shard, rows = whole
+        summary = self._summary(shard, rows)
+        source = (table for each in shard.ranges for table in self._columns(each))
+        tables = output_tables(source, rows, self._layout, self._writer.schema, self._writer.row_group_bytes)
+        return self._writer.write(self._ledger.temporary(f"part-{shard.number:05d}.parquet"), summary, tables)
+
+    def _summary(self, shard: Shard, rows: list[FinishedRow]) -> ShardSummary:
+        errors: dict[str, int] = {}
+        for row in rows:
+            if row.error is not None:
+                errors[row.error.code] = errors.get(row.error.code, 0) + 1
+        return ShardSummary(
+            number=shard.number,
+            ranges=shard.ranges,
+            fingerprint=self._fingerprint,
+            attempt=self._ledger.attempt,
+            rows=len(rows),
+            rows_out=rows_out(rows, self._layout),
+            errors=errors,
+            prompt_tokens=sum(row.prompt_tokens or 0 for row in rows),
+            completion_tokens=sum(row.completion_tokens for row in rows),
+        )
+
+
+class Assembly:
+    """The shards of a run, in order: planned, open while their rows are generated, and then whole.
+
+    Rows enter with `expect`, in input order, and leave with `finish`, in any order.
+    """
+
+    def __init__(self, shards: Iterable[Shard], index: RowIndex, known: Mapping[RowKey, FinishedRow]) -> None:
+        """`known` are rows that an earlier run finished; every shard has some that are not."""
+        self._planned = deque(shards)
+        self._index = index
+        self._known = known
+        self._open: dict[int, _OpenShard] = {}
+        self._shard_of: dict[RowKey, int] = {}
+
+    @property
+    def num_open(self) -> int:
+        """Shards whose rows are held in memory."""
+        return len(self._open)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every shard has become whole."""
+        return not self._planned and not self._open
+
+    def opens_a_shard(self, key: RowKey) -> bool:
+        """Whether expecting this row would open another shard."""
+        return key not in self._shard_of
+
+    def expect(self, key: RowKey) -> None:
+        """A row is about to be generated."""
+        while key not in self._shard_of:
+            shard = self._planned.popleft()
+            keys = list(keys_of(shard.ranges, self._index))
+            finished = {each: self._known[each] for each in keys if each in self._known}
+            self._open[shard.number] = _OpenShard(shard, keys, finished)
+            self._shard_of.update((each, shard.number) for each in keys if each not in finished)
+
+    def finish(self, row: FinishedRow) -> WholeShard | None:
+        """Take the answer of an expected row; returns its shard if that is whole now."""
+        number = self._shard_of.pop(row.key)
+        shard, keys, finished = self._open[number]
+        finished[row.key] = row
+        if len(finished) < len(keys):
+            return None
+        del self._open[number]
+        return WholeShard(shard, [finished[key] for key in keys])
+
+
+def known_shards(
+    shards: Iterable[Shard], index: RowIndex, known: Mapping[RowKey, FinishedRow]
+) -> tuple[list[WholeShard], list[Shard], list[RowRange]]:
+    """(shards that earlier runs finished row by row, the other shards, the rows of these that are not finished)."""
+    whole: list[WholeShard] = []
+    rest: list[Shard] = []
+    missing: list[RowRange] = []
+    begun = sorted(known)
+    for shard in shards:
+        # Most shards have no finished row at all: their ranges stay as they are, however many rows they hold.
+        if not any(_holds_one_of(rows, begun) for rows in shard.ranges):
+            rest.append(shard)
+            missing += shard.ranges
+            continue
+        keys = list(keys_of(shard.ranges, index))
+        if all(key in known for key in keys):
+            whole.append(WholeShard(shard, [known[key] for key in keys]))
+        else:
+            rest.append(shard)
+            missing += ranges_of(key for key in keys if key not in known)
+    return whole, rest, missing
+
+
+def _holds_one_of(rows: RowRange, keys: list[RowKey]) -> bool:
+    """Whether one of the sorted keys lies in the range."""
+    return bisect_left(keys, (rows.source, rows.start)) < bisect_left(keys, (rows.source, rows.stop))
+
+
+def counts(shards: Iterable[ShardFile]) -> tuple[int, dict[str, int]]:
+    """(rows, error rows by code) of committed files."""
+    num_rows = 0
+    errors: dict[str, int] = {}
+    for shard in shards:
+        num_rows += shard.summary.rows
+        for code, number in shard.summary.errors.items():
+            errors[code] = errors.get(code, 0) + number
+    return num_rows, errors

@@ -1,0 +1,195 @@
+"""The loop of a run: rows in, steps, finished rows to the journal, whole shards to the ledger."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from batchgen.data.journal import Journal
+from batchgen.data.ledger import Ledger
+from batchgen.data.rows import FinishedRow, KeptColumns, RowKey, finished_row
+from batchgen.errors import BatchgenError, Interrupted, OutputUnavailable, TooManyRowErrors
+from batchgen.pipeline.assembly import Assembly, ShardBuilder, WholeShard
+from batchgen.pipeline.ports import EngineLike, FeederLike, PreparedRow
+from batchgen.pipeline.progress import Progress, ProgressSnapshot
+from batchgen.pipeline.stop import StopWatch
+from batchgen.records import Completion, Prompt
+from batchgen.sampling_params import SamplingParams
+
+MAX_OPEN_SHARDS = 8
+"""Finished rows of open shards are held in memory; a row that takes very long must not let them pile up."""
+MIN_ROWS_FOR_ERROR_RATE = 100
+_PROGRESS_SECONDS = 0.25
+_WAIT_SECONDS = 0.1
+
+
+@dataclass(slots=True)
+class Tally:
+    """Rows of the whole job so far, and tokens of this run."""
+
+    num_rows: int
+    num_done: int
+    num_errors: int
+    num_rows_this_run: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def error_rate(self) -> float:
+        """Share of the rows done that are errors."""
+        return self.num_errors / self.num_done if self.num_done else 0.0
+
+    def add(self, row: FinishedRow) -> None:
+        """Count a row that this run finished."""
+        self.num_done += 1
+        self.num_errors += row.error is not None
+        self.num_rows_this_run += 1
+        self.prompt_tokens += row.prompt_tokens or 0
+        self.completion_tokens += row.completion_tokens
+
+
+@dataclass(frozen=True)
+class DriveOptions:
+    """What of a job the loop needs."""
+
+    sampling: SamplingParams
+    kept: KeptColumns
+    max_error_rate: float
+    journal_seconds: float
+    clock: Callable[[], float] = field(default=time.monotonic)
+
+
+class Drive:
+    """Runs the rows of an assembly through an engine until all its shards are committed, or there is a reason to stop.
+
+    Raises Interrupted and TooManyRowErrors, with everything finished in the journal.
+    """
+
+    def __init__(
+        self,
+        engine: EngineLike,
+        assembly: Assembly,
+        builder: ShardBuilder,
+        ledger: Ledger,
+        journal: Journal,
+        tally: Tally,
+        options: DriveOptions,
+    ) -> None:
+        self._engine = engine
+        self._assembly = assembly
+        self._builder = builder
+        self._ledger = ledger
+        self._journal = journal
+        self._tally = tally
+        self._options = options
+        self._keys: dict[int, RowKey] = {}
+        """Row of each prompt index in flight."""
+        self._held: PreparedRow | None = None
+        """A row that waits until an open shard is whole."""
+        self._next_sync = options.clock() + options.journal_seconds
+        self._next_progress = 0.0
+
+    def run(self, feeder: FeederLike, stop: StopWatch, progress: Progress | None) -> None:
+        """Work until everything is committed."""
+        try:
+            while not self._assembly.is_done:
+                if stop.reason is not None:
+                    raise Interrupted(f"{stop.reason}: stopped in good order; the same command goes on from here")
+                self._admit(feeder)
+                for completion in self._engine.step() if self._engine.num_unfinished else ():
+                    self._complete(completion)
+                self._note_partials()
+                self._show(progress)
+        except OutputUnavailable:
+            raise
+        except BatchgenError:
+            self._save()
+            raise
+        self._show(progress, now=True)
+
+    def _admit(self, feeder: FeederLike) -> None:
+        while self._engine.wants_prompts:
+            if self._held is None:
+                # An idle engine waits for its rows; a busy one takes what is ready.
+                self._held = feeder.get(0.0 if self._engine.num_unfinished else _WAIT_SECONDS)
+            if self._held is None:
+                if feeder.is_over and not self._engine.num_unfinished and not self._assembly.is_done:
+                    raise BatchgenError("the feeder ended before every row was prepared; this is a bug")
+                return
+            key = (self._held.row.source, self._held.row.row)
+            if self._assembly.opens_a_shard(key) and self._assembly.num_open >= MAX_OPEN_SHARDS:
+                return
+            prepared, self._held = self._held, None
+            self._assembly.expect(key)
+            self._begin(key, prepared)
+
+    def _begin(self, key: RowKey, prepared: PreparedRow) -> None:
+        if prepared.error is not None or prepared.prompt_token_ids is None:
+            num_tokens = None if prepared.prompt_token_ids is None else len(prepared.prompt_token_ids)
+            self._finish(FinishedRow(*key, error=prepared.error, prompt_tokens=num_tokens))
+            return
+        prompt = Prompt(
+            token_ids=prepared.prompt_token_ids,
+            params=self._options.sampling,
+            source=key[0],
+            row=key[1],
+            partial=list(self._journal.entries.partials.pop(key, {}).values()),
+        )
+        self._keys[self._engine.add(prompt)] = key
+
+    def _complete(self, completion: Completion) -> None:
+        key = self._keys.pop(completion.prompt_index)
+        self._finish(finished_row(*key, completion, self._options.kept))
+
+    def _finish(self, row: FinishedRow) -> None:
+        self._journal.add_finished(row)
+        self._tally.add(row)
+        whole = self._assembly.finish(row)
+        if whole is not None:
+            self.commit(whole)
+        tally = self._tally
+        if tally.num_done >= MIN_ROWS_FOR_ERROR_RATE:
+            check_error_rate(tally, self._options.max_error_rate)
+
+    def commit(self, whole: WholeShard) -> None:
+        """Write and commit a shard; its rows leave the journal."""
+        self._ledger.commit(self._builder.write(whole))
+        self._journal.forget(row.key for row in whole.rows)
+
+    def _note_partials(self) -> None:
+        if self._options.clock() >= self._next_sync:
+            self._save()
+            self._next_sync = self._options.clock() + self._options.journal_seconds
+
+    def _save(self) -> None:
+        for index, samples in self._engine.partials():
+            self._journal.add_partial(self._keys[index], samples)
+        self._journal.sync()
+
+    def _show(self, progress: Progress | None, now: bool = False) -> None:
+        if progress is None or (not now and self._options.clock() < self._next_progress):
+            return
+        self._next_progress = self._options.clock() + _PROGRESS_SECONDS
+        progress.update(snapshot(self._tally, self._engine))
+
+
+def check_error_rate(tally: Tally, max_error_rate: float) -> None:
+    """Raise TooManyRowErrors where a larger share of the rows failed than the job allows."""
+    if tally.error_rate > max_error_rate:
+        raise TooManyRowErrors(
+            f"{tally.num_errors} of {tally.num_done} rows are errors, a share of {tally.error_rate:.1%}; "
+            f"run.max_error_rate is {max_error_rate:.1%}. What is committed stays"
+        )
+
+
+def snapshot(tally: Tally, engine: EngineLike) -> ProgressSnapshot:
+    """Where the run stands."""
+    return ProgressSnapshot(
+        num_rows=tally.num_rows,
+        num_done=tally.num_done,
+        num_errors=tally.num_errors,
+        prompt_tokens=tally.prompt_tokens,
+        completion_tokens=tally.completion_tokens,
+        num_running=engine.num_unfinished,
+    )

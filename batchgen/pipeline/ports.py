@@ -1,0 +1,125 @@
+"""What the runner needs of an engine and of a feeder, so that tests plug in fakes."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from batchgen.config import JobConfig
+from batchgen.data.files import OutputFiles
+from batchgen.data.input_rows import InputRow, InputScan
+from batchgen.records import Completion, PartialSample, Prompt, RowError, RowRange
+
+
+class PreparedRow(NamedTuple):
+    """A row on its way to the engine: rendered and tokenized, or with the reason why it could not be."""
+
+    row: InputRow
+    prompt_token_ids: list[int] | None
+    error: RowError | None
+
+
+class EngineLike(Protocol):
+    """An engine that is driven one step at a time."""
+
+    @property
+    def num_unfinished(self) -> int:
+        """Prompts in flight."""
+        ...
+
+    @property
+    def wants_prompts(self) -> bool:
+        """Whether the window has room for another prompt."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens of prompt and completion together."""
+        ...
+
+    @property
+    def metrics(self) -> Any:
+        """Counters since the engine was made."""
+        ...
+
+    @property
+    def resolved(self) -> Mapping[str, Any]:
+        """What `auto` came to and can change a token: `model.dtype`, `model.max_model_len`, `device` and so on."""
+        ...
+
+    def add(self, prompt: Prompt) -> int:
+        """Queue one prompt and return its index."""
+        ...
+
+    def step(self) -> list[Completion]:
+        """Compute one batch; returns the completions that it finished."""
+        ...
+
+    def partials(self) -> Iterator[tuple[int, list[PartialSample]]]:
+        """The tokens so far of the prompts that are not finished."""
+        ...
+
+    def close(self) -> None:
+        """Drop everything in flight."""
+        ...
+
+
+class FeederLike(Protocol):
+    """Prepares rows in the background, in input order."""
+
+    def get(self, timeout: float) -> PreparedRow | None:
+        """The next row; None where none is ready within `timeout` seconds, or there is none left."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether `get` has given every row."""
+        ...
+
+    def close(self) -> None:
+        """End threads and children; a second call does nothing."""
+        ...
+
+
+class ModelFiles(NamedTuple):
+    """A model on this machine."""
+
+    directory: Path
+    hashes: dict[str, list[Any]]
+    """By file name: sha256, size, mtime in ns, inode."""
+
+
+MakeEngine = Callable[[JobConfig, Path], EngineLike]
+"""(job with every `auto` that is known already resolved, model directory) -> engine."""
+
+
+class FeedRequest(NamedTuple):
+    """What a feeder is to prepare."""
+
+    job: JobConfig
+    scan: InputScan
+    ranges: Sequence[RowRange]
+    """In input order."""
+    model_directory: Path
+    max_model_len: int
+    started: datetime.datetime
+    """When the output was begun: the time that templates see, in every run."""
+
+
+MakeFeeder = Callable[[FeedRequest], FeederLike]
+
+FindModel = Callable[[JobConfig, Mapping[str, list[Any]]], ModelFiles]
+"""(job, hashes known from an earlier run) -> model."""
+
+
+@dataclass(frozen=True)
+class Services:
+    """The outside world of a run; tests replace parts of it."""
+
+    find_model: FindModel
+    make_engine: MakeEngine
+    make_feeder: MakeFeeder
+    files: OutputFiles = field(default_factory=OutputFiles)

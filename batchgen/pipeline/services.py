@@ -1,0 +1,48 @@
+"""The real outside world of a run: models from disk or the hub, the engine, the feeder with its child process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import batchgen
+from batchgen.config import JobConfig
+from batchgen.pipeline.feeder import PromptFeeder, preparer_spec
+from batchgen.pipeline.identity import hash_model_files
+from batchgen.pipeline.ports import EngineLike, FeederLike, FeedRequest, ModelFiles, Services
+from batchgen.resources import locate_model
+
+
+def default_services() -> Services:
+    """What `batchgen run` uses."""
+    return Services(find_model=find_model, make_engine=make_engine, make_feeder=make_feeder)
+
+
+def find_model(job: JobConfig, known: Mapping[str, list[Any]]) -> ModelFiles:
+    """Locate, and convert or fetch where needed; raises ModelError."""
+    directory = locate_model(job.model_source, job.model.revision)
+    return ModelFiles(directory, hash_model_files(directory, known))
+
+
+def make_engine(job: JobConfig, directory: Path) -> EngineLike:
+    """Load the model; raises ModelError and JobError."""
+    # By way of the package's lazy name: torch is loaded here and not before, and so not at all for "nothing to do".
+    return batchgen.Engine(
+        str(directory),
+        dtype=job.model.dtype,
+        max_model_len=job.model.max_model_len,
+        device=job.engine.device,
+        block_size=job.engine.block_size,
+        kv_cache_memory=job.engine.kv_cache_memory,
+        max_batch_tokens=job.engine.max_batch_tokens,
+        max_sequences=job.engine.max_sequences,
+    )
+
+
+def make_feeder(request: FeedRequest) -> FeederLike:
+    """Start the child that renders and tokenizes; raises JobError for what is wrong with every row."""
+    spec = preparer_spec(
+        request.job, request.scan, request.model_directory, request.max_model_len, started=request.started
+    )
+    return PromptFeeder(spec, request.ranges)

@@ -1,0 +1,207 @@
+"""An output opened for a job: inputs scanned, model found, lock held, fingerprint compared, records recovered."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from batchgen.config import JobConfig
+from batchgen.data.input_rows import InputScan
+from batchgen.data.journal import Journal
+from batchgen.data.ledger import Ledger, read_plan
+from batchgen.data.plan_record import Identity, PlanRecord, differences, fingerprint_of
+from batchgen.data.reader import PromptReader, list_inputs, scan_inputs
+from batchgen.data.recovery import Inspect
+from batchgen.data.schema import OutputLayout, output_layout, output_schema
+from batchgen.data.verification import inspect_shard
+from batchgen.data.writer import ParquetShardWriter
+from batchgen.errors import FingerprintMismatch
+from batchgen.pipeline.assembly import ShardBuilder
+from batchgen.pipeline.identity import identity_of, recorded_facts, resolved_of, warnings_of
+from batchgen.pipeline.plan import RowIndex, limited
+from batchgen.pipeline.ports import EngineLike, FeederLike, FeedRequest, ModelFiles, Services
+from batchgen.pipeline.progress import Progress
+from batchgen.records import RowRange
+from batchgen.sampling_params import MAX_SEED
+
+RUN_SCOPE = "run"
+
+
+class Watcher:
+    """Passes on to a Progress what there is to tell, if anyone watches."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.progress = progress
+
+    def phase(self, name: str) -> None:
+        """Something slow begins."""
+        if self.progress is not None:
+            self.progress.phase(name)
+
+    def messages(self, lines: list[str]) -> None:
+        """Lines for the user."""
+        if self.progress is not None:
+            for line in lines:
+                self.progress.message(line)
+
+
+@dataclass
+class Session:
+    """Everything that the work on an output needs; made by `open_session`."""
+
+    job: JobConfig
+    """With every `auto` resolved as far as an earlier run or the engine has resolved it."""
+    services: Services
+    watcher: Watcher
+    scan: InputScan
+    expected: list[RowRange]
+    """All rows of the job, those that are committed among them."""
+    index: RowIndex
+    layout: OutputLayout
+    schema: pa.Schema
+    model: ModelFiles
+    ledger: Ledger
+    plan: PlanRecord | None
+    """None for an output that has not begun."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the job."""
+        return sum(self.index.count(rows) for rows in self.expected)
+
+    @property
+    def inspect(self) -> Inspect:
+        """Reads a whole shard file of this output."""
+        return partial(
+            inspect_shard,
+            self.services.files,
+            schema=self.schema,
+            struct_name=self.layout.struct_name,
+            rows_of=self.index.numbers,
+        )
+
+    def make_engine(self) -> EngineLike:
+        """Load the model; FingerprintMismatch where `auto` comes to something else than when the output was begun."""
+        self.watcher.phase("loading the model")
+        engine = self.services.make_engine(self.job, self.model.directory)
+        if self.plan is not None:
+            stored = resolved_of(self.plan.identity)
+            now = {key: value for key, value in engine.resolved.items() if key in stored}
+            refuse_differences({key: stored[key] for key in now}, now, self.ledger.paths.root)
+        return engine
+
+    def begin(self, engine: EngineLike | None) -> PlanRecord:
+        """Start the output with what this run resolved; returns its plan."""
+        seed = secrets.randbelow(MAX_SEED) if self.job.sampling.seed is None else self.job.sampling.seed
+        resolved = {**(engine.resolved if engine is not None else {}), "sampling.seed": seed}
+        identity = identity_of(self.job, self.scan, self.model.hashes, resolved)
+        self.plan = PlanRecord(
+            fingerprint=fingerprint_of(identity),
+            identity=identity,
+            scan=self.scan.to_json(),
+            job=self.job.model_dump(mode="json", by_alias=True),
+            base_dir=str(self.job.base_dir.absolute()),
+            started=datetime.datetime.now().isoformat(timespec="seconds"),
+            recorded=recorded_facts(),
+            hashes=self.model.hashes,
+        )
+        self.ledger.begin(self.plan)
+        self.job = resolved_job(self.job, resolved)
+        return self.plan
+
+    def make_feeder(self, ranges: Sequence[RowRange], max_model_len: int) -> FeederLike:
+        """Start to prepare the rows of these ranges."""
+        assert self.plan is not None
+        started = datetime.datetime.fromisoformat(self.plan.started)
+        return self.services.make_feeder(
+            FeedRequest(self.job, self.scan, ranges, self.model.directory, max_model_len, started)
+        )
+
+    def open_journal(self, scope: str) -> Journal:
+        """The journal of this output, with the rows that earlier runs noted in the same scope."""
+        assert self.plan is not None
+        header = {"fingerprint": self.plan.fingerprint, "scope": scope}
+        return Journal(self.services.files, self.ledger.paths.journal, self.ledger.attempt, header)
+
+    def make_builder(self, stack: ExitStack) -> ShardBuilder:
+        """A builder of shards that reads source columns from the inputs."""
+        assert self.plan is not None
+        reader = stack.enter_context(closing(PromptReader(self.scan, self.job.input, columns=[])))
+        writer = ParquetShardWriter(self.services.files, self.schema)
+        return ShardBuilder(self.ledger, writer, self.layout, self.plan.fingerprint, reader.read_columns)
+
+    def write_job(self) -> None:
+        """Keep the job as it runs now; JSON, which is YAML too."""
+        text = json.dumps(self.job.model_dump(mode="json", by_alias=True), indent=2, ensure_ascii=False)
+        self.services.files.replace(self.ledger.paths.job, (text + "\n").encode(), self.ledger.temporary("job.yaml"))
+
+
+def open_session(
+    job: JobConfig, services: Services, watcher: Watcher, stack: ExitStack, wait_seconds: float = 0.0
+) -> Session:
+    """Open the output of a job, for as long as `stack` is open.
+
+    Raises JobError, OutputLocked, FingerprintMismatch, OutputDamaged and OutputUnavailable.
+    """
+    watcher.phase("reading inputs")
+    inputs = list_inputs(job.input, job.base_dir)
+    ledger = stack.enter_context(
+        closing(Ledger.acquire(services.files, job.output_dir.absolute(), wait_seconds=wait_seconds))
+    )
+    plan = read_plan(services.files, ledger.paths)
+    scan = scan_inputs(inputs, job.input, None if plan is None else InputScan.from_json(plan.scan))
+    layout = output_layout(scan.schema, job.output, job.sampling)
+    model = services.find_model(job, {} if plan is None else plan.hashes)
+    index = RowIndex(scan.files)
+    session = Session(
+        job=job if plan is None else resolved_job(job, plan.identity),
+        services=services,
+        watcher=watcher,
+        scan=scan,
+        expected=limited(scan.ranges, job.input.limit, index),
+        index=index,
+        layout=layout,
+        schema=output_schema(layout),
+        model=model,
+        ledger=ledger,
+        plan=plan,
+    )
+    if plan is not None:
+        now = identity_of(job, scan, model.hashes, resolved_of(plan.identity))
+        refuse_differences(plan.identity, now, ledger.paths.root)
+        watcher.messages(warnings_of(plan.recorded, recorded_facts()))
+        ledger.recover(plan, session.inspect)
+        watcher.messages(ledger.notes)
+    return session
+
+
+def refuse_differences(then: Identity, now: Identity, root: Path) -> None:
+    """Raise FingerprintMismatch with one line for each field that differs."""
+    lines = differences(then, now)
+    if lines:
+        raise FingerprintMismatch(
+            f"{root}: was begun by another job; it differs in\n"
+            + "\n".join(f"  {line}" for line in lines)
+            + "\nchange the job back, choose another output.path, or use --overwrite"
+        )
+
+
+def resolved_job(job: JobConfig, resolved: Mapping[str, Any]) -> JobConfig:
+    """The job with what it leaves open filled in."""
+    model = {}
+    for name in ("dtype", "max_model_len"):
+        if getattr(job.model, name) == "auto" and f"model.{name}" in resolved:
+            model[name] = resolved[f"model.{name}"]
+    sampling = {"seed": resolved["sampling.seed"]} if job.sampling.seed is None and "sampling.seed" in resolved else {}
+    return job.model_copy(
+        update={"model": job.model.model_copy(update=model), "sampling": job.sampling.model_copy(update=sampling)}
+    )
