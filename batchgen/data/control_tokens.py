@@ -2,7 +2,7 @@
 
 A template may split, trim or join values, so positions in values say nothing about positions in the text. Instead the
 prompt is rendered a second time from marked values: every character of them that control tokens are built with (`<`,
-`|`, `[` …) is replaced by a private one of the same length, and found again in the text.
+`|`, `[` …) is replaced by another one that stands for it, and found again in the text.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from batchgen.data.input_rows import RowFailure
 from batchgen.data.sandbox import Renderer
 
-_PRIVATE_BASES = range(0x10F000, 0x100000, -0x400)
+_MARK_BASES = range(0x2A000, 0x20000, -0x400)
+"""Blocks of rare ideographs, which case, trimming and Python's repr leave alone; one that the row does not use is
+taken."""
 
 
 class ControlTokens:
@@ -45,9 +48,12 @@ class ControlTokens:
         return restored, tuple(self._spans(restored, marked, base))
 
     def _free_base(self, texts: list[str]) -> int:
-        used = {ord(char) for text in texts for char in set(text) if ord(char) >= _PRIVATE_BASES[-1]}
+        used = {ord(char) for text in texts for char in set(text) if ord(char) >= _MARK_BASES[-1]}
         size = len(self._builders)
-        return next(base for base in _PRIVATE_BASES if not any(base <= char < base + size for char in used))
+        for base in _MARK_BASES:
+            if not any(base <= char < base + size for char in used):
+                return base
+        raise RowFailure("template_error", "the row has control tokens beside rare ideographs of too many kinds")
 
     def _spans(self, restored: str, marked: str, base: int) -> Iterator[tuple[int, int]]:
         inside: set[int] = set()

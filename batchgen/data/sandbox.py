@@ -92,6 +92,8 @@ def _printed(context: Context, value: Any) -> Any:
         raise NullPrinted("prints a value that is null; use {{ name or '' }} or {% if name %}")
     if isinstance(value, (list, tuple, dict)):
         return json_text(value)
+    if isinstance(value, jinja2.Undefined):
+        return value  # It raises when it is printed, and says its name.
     if isinstance(value, bytes) or callable(value):
         kind = "bytes" if isinstance(value, bytes) else "a function"
         raise jinja2.TemplateRuntimeError(f"prints {kind}, which is no text")

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 import jinja2
-from jinja2 import meta
+from jinja2 import meta, nodes
 
 from batchgen.config import PromptConfig
 from batchgen.data.chat_template import ChatMessage, ChatTemplate
@@ -46,6 +46,7 @@ class PromptTemplate:
         self._environment = row_environment(now or datetime.datetime.now())
         self._template: jinja2.Template | None = None
         self._messages: list[tuple[str, jinja2.Template]] = []
+        self._function_names: set[str] = set()
         self._names: set[str] = set() if config.column is None else {config.column}
         if config.template is not None:
             self._template = self._compile(config.template, "prompt.template")
@@ -56,7 +57,10 @@ class PromptTemplate:
 
     def _compile(self, source: str, key: str) -> jinja2.Template:
         template = compile_template(self._environment, source, key)
-        self._names |= meta.find_undeclared_variables(self._environment.parse(source))
+        tree = self._environment.parse(source)
+        self._names |= meta.find_undeclared_variables(tree)
+        # A column named as one of Jinja's functions (`range`) comes before it.
+        self._function_names |= {name.name for name in tree.find_all(nodes.Name)} & self._environment.globals.keys()
         return template
 
     def _probe_chat(self) -> None:
@@ -69,8 +73,7 @@ class PromptTemplate:
 
         An empty `available` means that nothing is known of the columns, and nothing is refused.
         """
-        names = self._names if self._config.column is not None else self._names - self._environment.globals.keys()
-        names = names | (self._names & set(available))
+        names = self._names | self._function_names.intersection(available)
         if ROW in names and ROW not in available:
             return frozenset(available)
         for name in sorted(names.difference(available)) if available else ():
