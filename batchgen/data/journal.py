@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from batchgen.data.files import OutputFiles, WritableFile
+from batchgen.data.file_backend import WritableFile
+from batchgen.data.files import OutputFiles
 from batchgen.data.rows import FinishedRow, RowKey, row_from_json, row_to_json
 from batchgen.records import PartialSample, TokenLogprob
 
@@ -37,7 +38,7 @@ def decode_lines(data: bytes) -> Iterator[Any]:
 
 
 class JournalEntries:
-    """What the lines of all segments add up to."""
+    """What lines add up to."""
 
     def __init__(self) -> None:
         self.finished: dict[RowKey, FinishedRow] = {}
@@ -56,6 +57,17 @@ class JournalEntries:
             for sample in samples:
                 self._extend(self.partials.setdefault(key, {}), sample)
         return key
+
+    def merge(self, segment: JournalEntries) -> None:
+        """Take in another segment; of a sample that both have begun, the longer is kept."""
+        self.finished.update(segment.finished)
+        for key, samples in segment.partials.items():
+            mine = self.partials.setdefault(key, {})
+            for index, sample in samples.items():
+                if index not in mine or len(mine[index].token_ids) < len(sample.token_ids):
+                    mine[index] = sample
+        for key in self.finished.keys() & self.partials.keys():
+            del self.partials[key]
 
     @staticmethod
     def _extend(samples: dict[int, PartialSample], line: _SampleLine) -> None:
@@ -106,7 +118,9 @@ class Journal:
         lines = decode_lines(self._files.read(path))
         if next(lines, None) != {"h": self._header}:
             return
-        self._keys[path] = {self.entries.add(line) for line in lines}
+        segment = JournalEntries()
+        self._keys[path] = {segment.add(line) for line in lines}
+        self.entries.merge(segment)
 
     def add_finished(self, row: FinishedRow) -> None:
         """Note a finished row."""

@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from batchgen.data.files import LockedFile, OutputFiles
+from batchgen.data.file_backend import LockedFile
+from batchgen.data.files import OutputFiles
 from batchgen.errors import OutputLocked
 
 _POLL_SECONDS = 0.2

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchgen import __version__
-from batchgen.data.files import OutputFiles, WritableFile
+from batchgen.data.file_backend import WritableFile
+from batchgen.data.files import OutputFiles
 from batchgen.errors import OutputUnavailable
 from batchgen.records import RowRange
 

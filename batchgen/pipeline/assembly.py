@@ -133,7 +133,7 @@ def known_shards(
     begun = sorted(known)
     for shard in shards:
         # Most shards have no finished row at all: their ranges stay as they are, however many rows they hold.
-        if not any(_holds_one_of(rows, begun) for rows in shard.ranges):
+        if shard.ranges and not any(_holds_one_of(rows, begun) for rows in shard.ranges):
             rest.append(shard)
             missing += shard.ranges
             continue

@@ -82,13 +82,11 @@ class _Work:
             shards = [Shard(0, ())]
         whole, rest, missing = known_shards(shards, session.index, known)
         builder = session.make_builder(stack)
-        started = time.monotonic()
         for each in whole:
             self._commit_known(builder, journal, each)
         if rest:
             self._drive(builder, journal, rest, missing, stack)
         journal.remove_all()
-        self._seconds = time.monotonic() - started
 
     def _commit_known(self, builder: ShardBuilder, journal: Journal, whole: WholeShard) -> None:
         self._session.ledger.commit(builder.write(whole))
@@ -117,7 +115,9 @@ class _Work:
         assembly = Assembly(rest, session.index, known)
         drive = Drive(engine, assembly, builder, session.ledger, journal, self._tally, options)
         session.watcher.phase("generating")
+        started = time.monotonic()
         drive.run(feeder, self._stop, session.watcher.progress)
+        self._seconds = time.monotonic() - started
 
     def _check(self) -> None:
         """Rows in are rows out, each once, before anyone is told so."""

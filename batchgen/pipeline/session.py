@@ -95,7 +95,8 @@ class Session:
         engine = self.services.make_engine(self.job, self.model.directory)
         if self.plan is not None:
             stored = resolved_of(self.plan.identity)
-            now = {key: value for key, value in engine.resolved.items() if key in stored}
+            # An output that began without a row never loaded a model: its `auto` is still open.
+            now = {key: value for key, value in engine.resolved.items() if stored.get(key, "auto") != "auto"}
             refuse_differences({key: stored[key] for key in now}, now, self.ledger.paths.root)
         return engine
 

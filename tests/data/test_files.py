@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from batchgen.data.files import OsBackend, OutputFiles, WritableFile
+from batchgen.data.file_backend import OsBackend, WritableFile
+from batchgen.data.files import OutputFiles
 from batchgen.errors import OutputUnavailable
 
 FILES = OutputFiles()

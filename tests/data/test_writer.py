@@ -11,7 +11,8 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
-from batchgen.data.files import OsBackend, OutputFiles, WritableFile
+from batchgen.data.file_backend import OsBackend, WritableFile
+from batchgen.data.files import OutputFiles
 from batchgen.data.schema import output_schema
 from batchgen.data.table import output_tables
 from batchgen.data.writer import ParquetShardWriter, read_footer
