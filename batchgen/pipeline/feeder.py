@@ -101,6 +101,11 @@ class PromptFeeder:
         """Whether `get` has given every row."""
         return self._is_over and not self._ready
 
+    @property
+    def child_pid(self) -> int | None:
+        """Process id of the child; None where there is none at the moment."""
+        return None if self._child is None else self._child.pid
+
     def close(self) -> None:
         """End the thread and the child; a second call does nothing."""
         self._closing.set()

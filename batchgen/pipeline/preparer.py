@@ -71,6 +71,10 @@ class Preparer:
         """The rows of a range."""
         return list(self._reader.read(rows))
 
+    def close(self) -> None:
+        """Close the input's files."""
+        self._reader.close()
+
     def prepare(self, rows: list[InputRow], alive: Callable[[], None]) -> list[EncodedRow]:
         """Ids or an error for each row, in order; `alive` is called each time a part of the work is done."""
         rendered = [self._render(row) for row in rows]
