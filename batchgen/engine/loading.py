@@ -11,6 +11,7 @@ from batchgen_kernels.segments import SEGMENT_TOKENS
 
 from batchgen.engine.block_pool import BlockPool
 from batchgen.engine.kv_cache import KVCache, LayerShape
+from batchgen.engine.linear import pack_linears
 from batchgen.engine.memory import available_memory, num_blocks_for
 from batchgen.engine.model_loader import LoadedModel, load_model
 from batchgen.engine.model_runner import ModelRunner
@@ -83,6 +84,8 @@ def load_parts(options: EngineOptions) -> EngineParts:
     directory = locate_model(options.model, options.revision)
     device = resolve_device(options.device)
     loaded = load_model(directory, options.dtype, device, options.max_model_len)
+    if device.type == "cpu":
+        pack_linears(loaded.model)
     scheduler, cache = _make_cache(options, loaded, device)
     return EngineParts(
         runner=ModelRunner(loaded, cache, select_ops(device)),

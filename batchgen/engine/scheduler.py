@@ -203,15 +203,14 @@ class Scheduler:
     def _schedule_generating(self, batch: Batch) -> list[Sequence]:
         """One token for every sequence that generates; returns those that still read their prompt."""
         chunked: list[Sequence] = []
-        index = 0
-        while index < len(self.running):
-            sequence = self.running[index]
+        # A copy, since samples are born and victims leave on the way; victims are younger than all scheduled before.
+        for sequence in self.running[:]:
+            if sequence.status is not Status.RUNNING:
+                continue
             if len(sequence.token_ids) - sequence.num_computed_tokens > 1:
                 chunked.append(sequence)
             elif self._reserve_slot(batch, sequence):
                 self._add_chunk(batch, sequence, 1)
-            # A victim is always at the end, so what stands at `index + 1` has not been looked at yet.
-            index += 1
         return chunked
 
     def _reserve_slot(self, batch: Batch, sequence: Sequence) -> bool:
