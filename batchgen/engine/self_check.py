@@ -1,9 +1,195 @@
-"""Before a model runs: does it compute the same over paged, flattened tokens as by itself?"""
+"""Before a model runs: does it compute the same over paged, flattened tokens as by itself?
+
+Several architectures run silently wrong when their attention alone is replaced: recurrent state, a window that
+exists only in the mask, a bias that the attention function never sees. So a miniature of the same config, with
+random weights in float32, computes texts of different lengths both ways: each alone with transformers' own eager
+attention, and all of them together, in chunks, over shuffled blocks of a paged cache, longer than the window.
+The logits must agree at every position. The verdict is kept by config and versions.
+"""
 
 from __future__ import annotations
 
-from transformers import PretrainedConfig
+import hashlib
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import transformers
+from transformers import PretrainedConfig, PreTrainedModel
+
+from batchgen import __version__
+from batchgen.engine.attention import ATTENTION_NAME, LayerAttention, StepInputs
+from batchgen.engine.layers import LayerSpec, layer_specs
+from batchgen.engine.miniature import VOCAB_SIZE, miniature_config, random_model
+from batchgen.engine.ops import REFERENCE
+from batchgen.engine.positions import freeze_rope
+from batchgen.engine.probe import AttentionCall, probe_attention
+from batchgen.engine.refused import refusal
+from batchgen.errors import ModelError
+from batchgen.resources import cache_directory
+
+CHECK_VERSION = 1
+"""Part of the cache key: raise it with every change of what is checked."""
+
+BLOCK_SIZE = 4
+TOLERANCE = 1e-3
+"""Largest difference of a logit, in standard deviations of all logits; rounding gives about 1e-5."""
+
+TEXT_LENGTHS = (5, 37, 1, 22)
+SCHEDULE = (((0, 5), (1, 13), (3, 8)), ((1, 11), (3, 1), (2, 1)), ((3, 13), (1, 1)), ((1, 12),))
+"""Per step (text, number of its next tokens): whole texts, chunks, single tokens, side by side."""
+
+
+class Chunk(NamedTuple):
+    """The next tokens of one text in a step."""
+
+    text: int
+    start: int
+    stop: int
 
 
 def check_architecture(config: PretrainedConfig) -> None:
     """Raise ModelError, by name and reason, if models of this config would run wrong."""
+    text_config = config.get_text_config(decoder=True)
+    reason = refusal(text_config)
+    if reason is None:
+        note = _note(text_config)
+        reason = _remembered(note)
+        if reason is None:
+            reason = difference(text_config) or ""
+            _remember(note, reason)
+    if reason:
+        raise ModelError(f"{text_config.model_type} models cannot run here: {reason}")
+
+
+def difference(config: PretrainedConfig) -> str | None:
+    """What a miniature of this config computes differently when paged; None if all is equal."""
+    try:
+        small = miniature_config(config)
+        eager = random_model(small, "eager")
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, StopIteration) as error:
+        return f"no miniature of it can be built to check it ({type(error).__name__}: {error})"
+    try:
+        return compare(eager, small)
+    except ModelError as error:
+        return str(error)
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, IndexError) as error:
+        return f"a forward pass over flattened tokens fails ({type(error).__name__}: {error})"
+
+
+def compare(model: PreTrainedModel, config: PretrainedConfig) -> str | None:
+    """Run a small model both ways; say where they differ, or None."""
+    texts = _texts()
+    freeze_rope(model, max(TEXT_LENGTHS))
+    with torch.inference_mode():
+        expected = [model(input_ids=text.unsqueeze(0), use_cache=False).logits[0] for text in texts]
+        calls = probe_attention(model, ATTENTION_NAME)
+        layers = layer_specs(calls, config)
+        if len(calls) != config.num_hidden_layers:
+            return f"{config.num_hidden_layers} layers make {len(calls)} attention calls; the others keep other state"
+        actual = _paged_logits(model, calls, layers, texts)
+    spread = torch.cat(expected).std().item()
+    for index, (own, paged) in enumerate(zip(expected, actual, strict=True)):
+        error = (own - paged).abs().amax(-1) / spread
+        if not bool((error <= TOLERANCE).all()):
+            position = int((~(error <= TOLERANCE)).nonzero()[0])
+            return (
+                f"over paged attention the logits of token {position} in a text of {TEXT_LENGTHS[index]} differ "
+                f"from the model's own by {error[position].item():.2g} standard deviations"
+            )
+    return None
+
+
+def _texts() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(3, VOCAB_SIZE, (length,), generator=generator) for length in TEXT_LENGTHS]
+
+
+def _paged_logits(
+    model: PreTrainedModel, calls: list[AttentionCall], layers: list[LayerSpec], texts: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Logits of every text [length, V], computed together by SCHEDULE over shuffled blocks."""
+    tables = _shuffled_tables()
+    num_blocks = sum(len(table) for table in tables)
+    states = []
+    for call, spec in zip(calls, layers, strict=True):
+        caches = [
+            torch.full((num_blocks, spec.num_kv_heads, BLOCK_SIZE, size), torch.nan)
+            for size in (spec.head_dim_k, spec.head_dim_v)
+        ]
+        states.append(LayerAttention(REFERENCE, *caches, spec.window))
+        call.module.batchgen_attention = states[-1]  # type: ignore[assignment]
+    pieces: list[list[torch.Tensor]] = [[] for _ in texts]
+    done = [0] * len(texts)
+    for number, step in enumerate(SCHEDULE):
+        chunks = [Chunk(text, done[text], done[text] + count) for text, count in step]
+        inputs = _step_inputs(chunks, tables)
+        for state in states:
+            state.step = inputs
+        input_ids = torch.cat([texts[chunk.text][chunk.start : chunk.stop] for chunk in chunks])
+        positions = torch.cat([torch.arange(chunk.start, chunk.stop) for chunk in chunks])
+        output = model(input_ids=input_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False)
+        for state in states:
+            if state.num_calls != number + 1:
+                raise ModelError(f"a layer calls attention {state.num_calls} times in {number + 1} steps")
+        sizes = [chunk.stop - chunk.start for chunk in chunks]
+        for chunk, logits in zip(chunks, output.logits[0].split(sizes), strict=True):
+            pieces[chunk.text].append(logits)
+            done[chunk.text] = chunk.stop
+    return [torch.cat(parts) for parts in pieces]
+
+
+def _shuffled_tables() -> list[list[int]]:
+    counts = [-(-length // BLOCK_SIZE) for length in TEXT_LENGTHS]
+    blocks = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(1)).tolist()
+    tables = []
+    for count in counts:
+        tables.append(blocks[:count])
+        blocks = blocks[count:]
+    return tables
+
+
+def _step_inputs(chunks: Sequence[Chunk], tables: list[list[int]]) -> StepInputs:
+    slots, starts = [], [0]
+    width = max(len(table) for table in tables)
+    for text, start, stop in chunks:
+        table = tables[text]
+        slots += [table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE for position in range(start, stop)]
+        starts.append(starts[-1] + stop - start)
+    rows = [tables[chunk.text] + [0] * (width - len(tables[chunk.text])) for chunk in chunks]
+    return StepInputs(
+        slots_T=torch.tensor(slots),
+        block_tables_SB=torch.tensor(rows, dtype=torch.int32),
+        query_starts_S1=torch.tensor(starts, dtype=torch.int32),
+        context_lens_S=torch.tensor([chunk.stop for chunk in chunks], dtype=torch.int32),
+    )
+
+
+def _note(config: PretrainedConfig) -> Path | None:
+    """Where the verdict on this config is kept; None where nothing can be kept."""
+    values = {key: value for key, value in config.to_dict().items() if key != "_name_or_path"}
+    versions = [CHECK_VERSION, __version__, transformers.__version__, torch.__version__]
+    text = json.dumps([values, versions], sort_keys=True, default=str)
+    with suppress(ModelError, OSError):
+        directory = cache_directory() / "self_checks"
+        directory.mkdir(mode=0o700, exist_ok=True)
+        return directory / hashlib.sha256(text.encode()).hexdigest()
+    return None
+
+
+def _remembered(note: Path | None) -> str | None:
+    """The verdict: a reason, "" for none, None where this config was not checked yet."""
+    if note is not None:
+        with suppress(OSError, json.JSONDecodeError):
+            reason = json.loads(note.read_text(encoding="utf-8"))
+            return reason if isinstance(reason, str) else None
+    return None
+
+
+def _remember(note: Path | None, reason: str) -> None:
+    if note is not None:
+        with suppress(OSError):
+            note.write_text(json.dumps(reason), encoding="utf-8")
