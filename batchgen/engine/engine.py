@@ -92,7 +92,9 @@ class Engine:
         self._ready: deque[Completion] = deque()
         self._next_index = 0
         self._metrics = EngineMetrics(
-            num_blocks=parts.scheduler.pool.num_blocks, block_size=parts.scheduler.pool.block_size
+            num_blocks=parts.scheduler.pool.num_blocks,
+            block_size=parts.scheduler.pool.block_size,
+            kv_cache_bytes=parts.kv_cache_bytes,
         )
 
     @property
@@ -128,6 +130,9 @@ class Engine:
         self._metrics.num_copies = scheduled.num_copies
         self._metrics.num_cached_tokens = scheduled.num_cached_tokens
         self._metrics.peak_blocks_held = scheduled.peak_blocks_held
+        self._metrics.num_running = len(self._scheduler.running)
+        self._metrics.num_waiting = self._scheduler.num_waiting
+        self._metrics.num_blocks_held = self._scheduler.pool.num_held
         return self._metrics
 
     def generate(
@@ -229,6 +234,7 @@ class Engine:
             return
         self._scheduler.update(batch, drawn.token_ids, drawn.logprobs)
         self._metrics.num_steps += 1
+        self._metrics.num_drawn_tokens += len(drawn.token_ids)
         self._metrics.num_computed_tokens += batch.num_tokens
         if self._metrics.num_steps % KV_SAMPLE_STEPS == 0:
             self._metrics.sample_kv(self._scheduler.useful_share(), self._scheduler.pool.num_shared)

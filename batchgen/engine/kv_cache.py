@@ -35,6 +35,11 @@ class KVCache:
             for shape in layers
         ]
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all its tensors."""
+        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+
     @staticmethod
     def bytes_per_block(layers: list[LayerShape], block_size: int, dtype: torch.dtype) -> int:
         """Bytes that one block takes over all layers."""

@@ -75,6 +75,7 @@ class EngineParts:
     vocab_size: int
     max_model_len: int
     eos_token_ids: frozenset[int]
+    kv_cache_bytes: int = 0
     resolved: Mapping[str, str | int] = field(default_factory=dict)
     """What each `auto` that can change a token came to, under the names of the job file."""
 
@@ -95,6 +96,7 @@ def load_parts(options: EngineOptions) -> EngineParts:
         vocab_size=loaded.vocab_size,
         max_model_len=loaded.max_model_len,
         eos_token_ids=loaded.eos_token_ids,
+        kv_cache_bytes=cache.num_bytes,
         resolved={
             "model.dtype": str(loaded.dtype).removeprefix("torch."),
             "model.max_model_len": loaded.max_model_len,

@@ -16,6 +16,14 @@ class EngineMetrics:
     """Prompt tokens of finished rows."""
     num_generated_tokens: int = 0
     """Completion tokens of finished rows."""
+    num_drawn_tokens: int = 0
+    """Completion tokens drawn so far, those of unfinished rows too."""
+    num_running: int = 0
+    """Sequences that hold blocks now."""
+    num_waiting: int = 0
+    """Sequences that hold none yet, or not any more."""
+    num_blocks_held: int = 0
+    kv_cache_bytes: int = 0
     num_cached_tokens: int = 0
     """Tokens that were served from shared prefixes instead of being computed."""
     num_preemptions: int = 0
@@ -45,6 +53,11 @@ class EngineMetrics:
     def mean_shared_blocks(self) -> float:
         """Blocks with more than one owner."""
         return self.sum_shared_blocks / self.num_kv_samples if self.num_kv_samples else 0.0
+
+    @property
+    def kv_share(self) -> float:
+        """The share of the pool that is held now."""
+        return self.num_blocks_held / self.num_blocks if self.num_blocks else 0.0
 
     @property
     def peak_kv_share(self) -> float:

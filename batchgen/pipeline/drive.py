@@ -184,12 +184,15 @@ def check_error_rate(tally: Tally, max_error_rate: float) -> None:
 
 
 def snapshot(tally: Tally, engine: EngineLike) -> ProgressSnapshot:
-    """Where the run stands."""
+    """Where the run stands; tokens of unfinished rows count too."""
+    metrics = engine.metrics
     return ProgressSnapshot(
         num_rows=tally.num_rows,
         num_done=tally.num_done,
         num_errors=tally.num_errors,
         prompt_tokens=tally.prompt_tokens,
-        completion_tokens=tally.completion_tokens,
-        num_running=engine.num_unfinished,
+        completion_tokens=metrics.num_drawn_tokens,
+        num_running=metrics.num_running,
+        num_waiting=metrics.num_waiting,
+        kv_use=metrics.kv_share,
     )

@@ -148,7 +148,7 @@ class _Work:
             cached_tokens=0 if metrics is None else metrics.num_cached_tokens,
             completion_tokens=tally.completion_tokens,
             seconds=self._seconds,
-            kv_cache_bytes=getattr(metrics, "kv_cache_bytes", 0),
+            kv_cache_bytes=0 if metrics is None else metrics.kv_cache_bytes,
             kv_peak=0.0 if metrics is None else metrics.peak_kv_share,
             sampling=self._session.job.sampling,
         )

@@ -25,6 +25,11 @@ class FakeMetrics:
     """The figures that a report shows."""
 
     num_cached_tokens: int = 0
+    num_drawn_tokens: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_cache_bytes: int = 0
+    kv_share: float = 0.0
     peak_kv_share: float = 0.0
 
 
