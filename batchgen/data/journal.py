@@ -15,6 +15,7 @@ from typing import Any
 from batchgen.data.file_backend import WritableFile
 from batchgen.data.files import OutputFiles
 from batchgen.data.rows import FinishedRow, RowKey, row_from_json, row_to_json
+from batchgen.errors import OutputUnavailable
 from batchgen.records import PartialSample, TokenLogprob
 
 SEGMENT_BYTES = 16 << 20
@@ -105,6 +106,7 @@ class Journal:
         self._open_path: Path | None = None
         self._open_bytes = 0
         self._num_segments = 0
+        self._failure: OutputUnavailable | None = None
         self._lines: list[bytes] = []
         self._noted: dict[RowKey, dict[int, int]] = {}
         """Tokens of each sample that are noted already."""
@@ -152,17 +154,26 @@ class Journal:
         """Write and sync what was added. After an error the segment is never written again."""
         if not self._lines or self._open_path is None:
             return
-        content = b"".join(self._lines)
+        if self._failure is not None:
+            raise self._failure
+        try:
+            self._write(b"".join(self._lines))
+        except OutputUnavailable as error:
+            self._failure = error
+            raise
+        self._lines.clear()
+        if self._open_bytes >= self._segment_bytes:
+            self._end_segment()
+
+    def _write(self, content: bytes) -> None:
+        assert self._open_path is not None
         if self._open is None:
             content = encode_line({"h": self._header}) + content
             self._open = self._files.create(self._open_path)
             self._files.sync_directory(self._directory)
         self._open.write(content)
         self._open.sync()
-        self._lines.clear()
         self._open_bytes += len(content)
-        if self._open_bytes >= self._segment_bytes:
-            self._end_segment()
 
     def _end_segment(self) -> None:
         if self._open is not None:
