@@ -185,7 +185,12 @@ class EngineConfig(Section):
         AutoCount, Field(description="Most tokens computed in one step.", json_schema_extra=_TOKENS)
     ] = "auto"
     max_sequences: Annotated[AutoCount, Field(description="Most sequences that run at once.")] = "auto"
-    threads: Annotated[AutoCount, Field(description="Threads of a CPU; auto: one for each core it may use.")] = "auto"
+    threads: Annotated[
+        AutoCount,
+        Field(
+            description="Threads of a CPU; auto: as torch finds them, which is one for each core or OMP_NUM_THREADS."
+        ),
+    ] = "auto"
 
 
 class OutputConfig(Section):

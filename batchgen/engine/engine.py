@@ -51,6 +51,7 @@ class Engine:
         kv_cache_memory: int | str = "auto",
         max_batch_tokens: int | str = "auto",
         max_sequences: int | str = "auto",
+        threads: int | str = "auto",
         prefix_caching: bool = True,
         window: int = DEFAULT_WINDOW,
     ) -> None:
@@ -64,6 +65,7 @@ class Engine:
             kv_cache_memory=kv_cache_memory,
             max_batch_tokens=max_batch_tokens,
             max_sequences=max_sequences,
+            threads=threads,
             prefix_caching=prefix_caching,
         )
         self._begin(load_parts(options), window)

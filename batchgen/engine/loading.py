@@ -61,6 +61,7 @@ class EngineOptions:
     kv_cache_memory: int | str = "auto"
     max_batch_tokens: int | str = "auto"
     max_sequences: int | str = "auto"
+    threads: int | str = "auto"
     prefix_caching: bool = True
 
 
@@ -84,6 +85,9 @@ def load_parts(options: EngineOptions) -> EngineParts:
     """Load the model and make everything around it. Raises ModelError, and JobError for options that do not fit."""
     directory = locate_model(options.model, options.revision)
     device = resolve_device(options.device)
+    if options.threads != "auto":
+        # A setting of the whole process; the C++ kernels follow it too.
+        torch.set_num_threads(int(options.threads))
     loaded = load_model(directory, options.dtype, device, options.max_model_len)
     if device.type == "cpu":
         pack_linears(loaded.model)

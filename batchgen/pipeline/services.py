@@ -37,6 +37,7 @@ def make_engine(job: JobConfig, directory: Path) -> EngineLike:
         kv_cache_memory=job.engine.kv_cache_memory,
         max_batch_tokens=job.engine.max_batch_tokens,
         max_sequences=job.engine.max_sequences,
+        threads=job.engine.threads,
     )
 
 
