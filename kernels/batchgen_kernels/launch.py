@@ -35,6 +35,11 @@ def runs_on_triton(x: Tensor) -> bool:
     return x.is_cuda and triton is not None
 
 
+def num_processors(device: torch.device) -> int:
+    """Return the device's multiprocessors; those of an H100 or H200 where it is no GPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
 def next_power_of_2(n: int) -> int:
     """Return the least power of two that is at least n (n >= 1)."""
     return 1 << (n - 1).bit_length()

@@ -1,145 +1,140 @@
 """paged_attention: causal attention of new tokens over the paged KV cache.
 
-Legend: T query tokens, S sequences, H query heads, K KV heads, G = H / K, D head size (Dv of the values), N blocks,
-B block size, P pairs (query token, segment), L = SEGMENT_TOKENS.
+Legend: T query tokens, S sequences, H query heads, K KV heads, D head size (Dv of the values), N blocks, B block size.
 
     score = scale * q . k;  with softcap c: c * tanh(score / c)
     out   = sum_j exp(score_j - m) v_j / (sum_j exp(score_j - m) + exp(sink - m))        over the keys in sight
 Query i of a sequence stands at position context_len - num_queries + i and sees the keys up to there, of these the last
-`window` ones. Computed in fp32 by the segment rule (`batchgen_kernels.segments`).
+`window` ones. Accumulated in fp32. Kwon et al., https://arxiv.org/abs/2309.06180; Dao, https://arxiv.org/abs/2307.08691.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from batchgen_kernels.reduction import tree_sum
-from batchgen_kernels.segments import SEGMENT_TOKENS, SharedPrefixes, check_block_size
+from batchgen_kernels.attention_kernels import decode_kernel, merge_kernel, prefill_kernel, prefix_kernel
+from batchgen_kernels.attention_plan import SPLIT_TOKENS, AttentionPlan, plan_attention, tile_shape
+from batchgen_kernels.attention_reference import paged_attention_reference
+from batchgen_kernels.attention_tile import AttentionConfig
+from batchgen_kernels.launch import INTERPRETED, Launch, check_fp8, next_power_of_2, num_processors, runs_on_triton
+from batchgen_kernels.segments import SharedPrefixes, check_block_size
+from batchgen_kernels.store_kv import QUANTIZED_MAX
 
-MAX_GATHERED_ELEMENTS = 1 << 22
-"""How many elements of K (and of V) the reference gathers at a time."""
+__all__ = ["paged_attention", "paged_attention_launches", "paged_attention_reference", "paged_attention_triton"]
 
-
-class _Pairs(NamedTuple):
-    """All (query, segment) pairs of some queries, in order of query, then of segment."""
-
-    query_P: Tensor
-    segment_P: Tensor
-    rank_P: Tensor
-    """0 for the first segment that its query sees."""
+PROGRAMS_PER_PROCESSOR = 3
+"""Decode programs per multiprocessor: as many as its registers hold for heads of 128."""
 
 
-class _Partials(NamedTuple):
-    """Unmerged results of P pairs."""
+class AttentionCall(NamedTuple):
+    """The tensors and settings of one call, as `paged_attention` describes them."""
 
-    max_PH: Tensor
-    sum_PH: Tensor
-    out_PHD: Tensor
-
-
-def _query_places(query_starts_S1: Tensor, context_lens_S: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
-    """Return sequence_T and position_T of every query token."""
-    starts = query_starts_S1.long()
-    counts = starts[1:] - starts[:-1]
-    sequence_T = torch.repeat_interleave(torch.arange(len(counts), device=starts.device), counts)
-    ends_T = starts[1:][sequence_T]
-    position_T = context_lens_S.long()[sequence_T] - ends_T + torch.arange(num_tokens, device=starts.device)
-    return sequence_T, position_T
-
-
-def _segments_in_sight(position_T: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-    """Return first_T and count_T of the segments that each query sees."""
-    oldest = torch.zeros_like(position_T) if window is None else (position_T - window + 1).clamp(min=0)
-    first = oldest // SEGMENT_TOKENS
-    return first, position_T // SEGMENT_TOKENS - first + 1
-
-
-def _pairs(first_T: Tensor, count_T: Tensor) -> _Pairs:
-    query_P = torch.repeat_interleave(torch.arange(len(count_T), device=count_T.device), count_T)
-    rank_P = torch.arange(len(query_P), device=count_T.device) - (count_T.cumsum(0) - count_T)[query_P]
-    return _Pairs(query_P, first_T[query_P] + rank_P, rank_P)
-
-
-def _gather(cache_NKBD: Tensor, scales_NKB: Tensor | None, blocks_PC: Tensor, in_context_PL: Tensor) -> Tensor:
-    """Return the segments' keys or values as fp32 [P * K, L, D], zeros where the context does not reach."""
-    num_pairs, (heads, _, size) = len(blocks_PC), cache_NKBD.shape[1:]
-    x = cache_NKBD[blocks_PC].transpose(1, 2).reshape(num_pairs, heads, SEGMENT_TOKENS, size).float()
-    if scales_NKB is not None:
-        x = x * scales_NKB[blocks_PC].transpose(1, 2).reshape(num_pairs, heads, SEGMENT_TOKENS, 1)
-    return torch.where(in_context_PL[:, None, :, None], x, 0.0).reshape(num_pairs * heads, SEGMENT_TOKENS, size)
-
-
-def _merge(partials: _Partials, pairs: _Pairs, num_queries: int, sinks_H: Tensor | None) -> Tensor:
-    """Merge partials in the order of their segments -> [num_queries, H, Dv]."""
-    heads, size = partials.out_PHD.shape[1:]
-    new = partials.max_PH.new_full
-    ranks = [(pairs.rank_P == rank).nonzero().squeeze(1) for rank in range(int(pairs.rank_P.max()) + 1)]
-    max_TH = new((num_queries, heads), float("-inf"))
-    for chosen in ranks:
-        queries = pairs.query_P[chosen]
-        max_TH[queries] = torch.maximum(max_TH[queries], partials.max_PH[chosen])
-    if sinks_H is not None:
-        max_TH = torch.maximum(max_TH, sinks_H.float())
-    weight_PH = torch.exp(partials.max_PH - max_TH[pairs.query_P])
-    sum_TH, out_THD = new((num_queries, heads), 0.0), new((num_queries, heads, size), 0.0)
-    for chosen in ranks:
-        queries, weight = pairs.query_P[chosen], weight_PH[chosen]
-        sum_TH[queries] += partials.sum_PH[chosen] * weight
-        out_THD[queries] += partials.out_PHD[chosen] * weight.unsqueeze(-1)
-    if sinks_H is not None:
-        sum_TH = sum_TH + torch.exp(sinks_H.float() - max_TH)
-    return out_THD / sum_TH.unsqueeze(-1)
-
-
-class _Reference(NamedTuple):
-    """The inputs that all chunks of one reference call share."""
-
+    q_THD: Tensor
     k_cache: Tensor
     v_cache: Tensor
     block_tables_SB: Tensor
+    query_starts_S1: Tensor
     context_lens_S: Tensor
-    k_scales: Tensor | None
-    v_scales: Tensor | None
+    out_THD: Tensor
     scale: float
     window: int | None
     softcap: float | None
+    sinks_H: Tensor | None
+    k_scales: Tensor | None
+    v_scales: Tensor | None
 
-    def partials(self, q_THD: Tensor, sequence_T: Tensor, position_T: Tensor, pairs: _Pairs) -> _Partials:
-        """Compute each pair by itself: every product of the batch has the same shape, so none sees its neighbours."""
-        num_pairs, num_heads = len(pairs.query_P), q_THD.shape[1]
-        sequence_P, position_P = sequence_T[pairs.query_P], position_T[pairs.query_P]
-        key_PL = pairs.segment_P[:, None] * SEGMENT_TOKENS + torch.arange(SEGMENT_TOKENS, device=q_THD.device)
-        in_context_PL = key_PL < self.context_lens_S[sequence_P, None]
-        blocks_PC = self._blocks(sequence_P, pairs.segment_P)
-        k = _gather(self.k_cache, self.k_scales, blocks_PC, in_context_PL)
-        v = _gather(self.v_cache, self.v_scales, blocks_PC, in_context_PL)
-        group = num_heads // self.k_cache.shape[1]
-        q = q_THD[pairs.query_P].float().reshape(-1, group, q_THD.shape[-1])
-        scores = torch.bmm(q, k.transpose(1, 2)).view(num_pairs, num_heads, SEGMENT_TOKENS) * self.scale
-        if self.softcap is not None:
-            scores = self.softcap * torch.tanh(scores / self.softcap)
-        seen_PL = key_PL <= position_P[:, None]
-        if self.window is not None:
-            seen_PL &= key_PL > position_P[:, None] - self.window
-        scores = scores.masked_fill(~seen_PL[:, None], float("-inf"))
-        max_PH = scores.amax(-1)
-        weights = torch.exp(scores - max_PH.unsqueeze(-1))
-        out = torch.bmm(weights.view(-1, group, SEGMENT_TOKENS), v).view(num_pairs, num_heads, -1)
-        return _Partials(max_PH, tree_sum(weights), out)
+    def config(self, rows: int, plan: AttentionPlan, split: int) -> AttentionConfig:
+        """What a kernel with tiles of `rows` is compiled for."""
+        k_dim, v_dim = self.k_cache.shape[3], self.v_cache.shape[3]
+        return AttentionConfig(
+            num_heads=self.q_THD.shape[1],
+            num_kv_heads=self.k_cache.shape[1],
+            block_size=self.k_cache.shape[2],
+            k_dim=k_dim,
+            v_dim=v_dim,
+            padded_k=max(16, next_power_of_2(k_dim)),
+            padded_v=max(16, next_power_of_2(v_dim)),
+            rows=rows,
+            keys=plan.shape.keys,
+            split=split,
+            softcap=self.softcap is not None,
+            window=self.window is not None,
+            sinks=self.sinks_H is not None,
+            quantized=self.k_cache.dtype in QUANTIZED_MAX,
+            interpreted=INTERPRETED,
+        )
 
-    def _blocks(self, sequence_P: Tensor, segment_P: Tensor) -> Tensor:
-        """Return the blocks [P, L / B] of each segment; block 0 stands for those past the context."""
-        per_segment = SEGMENT_TOKENS // self.k_cache.shape[2]
-        index_PC = segment_P[:, None] * per_segment + torch.arange(per_segment, device=segment_P.device)
-        width = self.block_tables_SB.shape[1]
-        held = index_PC * self.k_cache.shape[2] < self.context_lens_S[sequence_P, None]
-        return torch.where(held, self.block_tables_SB.long()[sequence_P[:, None], index_PC.clamp(max=width - 1)], 0)
+    def arguments(self, kernel: Any, plan: AttentionPlan, items: Tensor, partials: Sequence[Tensor]) -> dict[str, Any]:
+        """Those of all arguments that `kernel` takes."""
+        known: dict[str, Any] = {
+            "q_ptr": self.q_THD,
+            "k_ptr": self.k_cache,
+            "v_ptr": self.v_cache,
+            "k_scales_ptr": self.q_THD if self.k_scales is None else self.k_scales,
+            "v_scales_ptr": self.q_THD if self.v_scales is None else self.v_scales,
+            "tables_ptr": self.block_tables_SB,
+            "query_starts_ptr": self.query_starts_S1,
+            "contexts_ptr": self.context_lens_S,
+            "sinks_ptr": self.q_THD if self.sinks_H is None else self.sinks_H,
+            "out_ptr": self.out_THD,
+            "partial_out_ptr": partials[0],
+            "partial_stats_ptr": partials[1],
+            "counts_ptr": plan.counts_4,
+            "slot_starts_ptr": plan.slot_starts_S,
+            "items_ptr": items,
+            "sequences_ptr": plan.decode_sequences_C,
+            "members_ptr": plan.members_M,
+            "table_width": self.block_tables_SB.stride(0),
+            "softcap_scale": 0.0 if self.softcap is None else self.scale / self.softcap,
+            "factor": (self.scale if self.softcap is None else self.softcap) / math.log(2.0),
+            "window": 0 if self.window is None else self.window,
+        }
+        return {name: known[name] for name in kernel.arg_names if name in known}
 
 
-def paged_attention_reference(
+def _split_launches(call: AttentionCall, plan: AttentionPlan, num_programs: int) -> list[Launch]:
+    """Describe the launches of the decodes: shared prefixes, own splits, merge."""
+    num_heads, v_dim = call.out_THD.shape[1:]
+    partial_out = call.q_THD.new_empty((plan.num_slots, num_heads, v_dim), dtype=torch.float32)
+    partials = (partial_out, call.q_THD.new_empty((plan.num_slots, num_heads, 2), dtype=torch.float32))
+    kv_heads = call.k_cache.shape[1]
+    launches = []
+    if num_prefix := len(plan.prefix_items_Y3):
+        config = call.config(plan.shape.prefix_rows, plan, SPLIT_TOKENS)
+        arguments = call.arguments(prefix_kernel, plan, plan.prefix_items_Y3, partials)
+        launches.append(Launch(prefix_kernel, (num_prefix, kv_heads), arguments, {"C": config}, num_stages=3))
+    config = call.config(plan.shape.decode_rows, plan, SPLIT_TOKENS)
+    arguments = call.arguments(decode_kernel, plan, plan.decode_items_W2, partials)
+    grid = (min(num_programs, len(plan.decode_items_W2) * kv_heads),)
+    launches.append(Launch(decode_kernel, grid, arguments, {"C": config}, num_stages=3))
+    merged = call.config(plan.shape.group, plan, SPLIT_TOKENS)
+    rows = next_power_of_2(min(num_heads, 4))
+    arguments = call.arguments(merge_kernel, plan, plan.decode_items_W2, partials)
+    grid_2 = (len(plan.decode_sequences_C), -(-num_heads // rows))
+    launches.append(Launch(merge_kernel, grid_2, arguments, {"C": replace(merged, rows=rows)}, num_warps=2))
+    return launches
+
+
+def paged_attention_launches(call: AttentionCall, plan: AttentionPlan, num_programs: int) -> list[Launch]:
+    """Describe the launches of one call, in order; q and the caches must be contiguous."""
+    launches = _split_launches(call, plan, num_programs) if len(plan.decode_sequences_C) else []
+    if num_tiles := len(plan.prefill_items_X2):
+        rows = plan.shape.prefill_rows
+        config = call.config(rows, plan, SPLIT_TOKENS if plan.shape.deterministic else 0)
+        arguments = call.arguments(prefill_kernel, plan, plan.prefill_items_X2, (call.out_THD, call.out_THD))
+        grid = (num_tiles, call.k_cache.shape[1])
+        num_warps = 8 if rows >= 128 or max(config.padded_k, config.padded_v) > 128 else 4
+        launches.append(Launch(prefill_kernel, grid, arguments, {"C": config}, num_warps=num_warps, num_stages=3))
+    return launches
+
+
+def paged_attention_triton(
     q_THD: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -154,36 +149,26 @@ def paged_attention_reference(
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
     prefixes: SharedPrefixes | None = None,
+    plan: AttentionPlan | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Attend in torch; see `paged_attention`. `prefixes` changes nothing here: the bits are the same without it."""
+    """Attend by the Triton kernels; see `paged_attention`."""
     check_block_size(k_cache.shape[2])
-    num_tokens, num_heads = q_THD.shape[:2]
+    check_fp8(k_cache)
+    num_tokens, num_heads, head_dim = q_THD.shape
+    if plan is None:
+        shape = tile_shape(num_heads, k_cache.shape[1], max(head_dim, v_cache.shape[3]))
+        plan = plan_attention(query_starts_S1, context_lens_S, shape, prefixes=prefixes, device=q_THD.device)
     if out is None:
-        out = q_THD.new_empty(num_tokens, num_heads, v_cache.shape[-1])
-    sequence_T, position_T = _query_places(query_starts_S1, context_lens_S, num_tokens)
-    first_T, count_T = _segments_in_sight(position_T, window)
-    inputs = _Reference(
-        k_cache, v_cache, block_tables_SB, context_lens_S.long(), k_scales, v_scales, scale, window, softcap
-    )
-    largest = max(k_cache.shape[-1], v_cache.shape[-1]) * SEGMENT_TOKENS * k_cache.shape[1]
-    for begin, end in _chunks(count_T.tolist(), max(1, MAX_GATHERED_ELEMENTS // largest)):
-        part = slice(begin, end)
-        pairs = _pairs(first_T[part], count_T[part])
-        partials = inputs.partials(q_THD[part], sequence_T[part], position_T[part], pairs)
-        out[part] = _merge(partials, pairs, end - begin, sinks_H).to(out.dtype)
+        out = q_THD.new_empty(num_tokens, num_heads, v_cache.shape[3])
+    call = AttentionCall(
+        q_THD.contiguous(), k_cache, v_cache, block_tables_SB, query_starts_S1, context_lens_S, out,
+        scale, window, softcap, sinks_H, k_scales, v_scales,
+    )  # fmt: skip
+    num_programs = PROGRAMS_PER_PROCESSOR * num_processors(q_THD.device)
+    for launch in paged_attention_launches(call, plan, num_programs):
+        launch.run()
     return out
-
-
-def _chunks(counts: list[int], most: int) -> list[tuple[int, int]]:
-    """Cut the queries into runs of at most `most` pairs, one query at least."""
-    chunks, begin, total = [], 0, 0
-    for index, count in enumerate(counts):
-        if total + count > most and index > begin:
-            chunks.append((begin, index))
-            begin, total = index, 0
-        total += count
-    return [*chunks, (begin, len(counts))] if counts else []
 
 
 def paged_attention(
@@ -201,6 +186,7 @@ def paged_attention(
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
     prefixes: SharedPrefixes | None = None,
+    plan: AttentionPlan | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attend with the queries of S sequences, prompt chunks and decodes in one call -> [T, H, Dv] in q's dtype.
@@ -210,8 +196,17 @@ def paged_attention(
     k_cache, v_cache: [N, K, B, D] and [N, K, B, Dv] of any float dtype, or int8 with fp32 scales [N, K, B].
     block_tables_SB: int32, the blocks of each sequence; entries past its context are not read.
     window: keys that a query sees, itself among them; None: all. softcap: None: none. sinks_H: a logit per head that
-        joins the denominator alone. Raises ValueError where the block size does not divide SEGMENT_TOKENS.
+        joins the denominator alone.
+    prefixes: groups of sequences over the same first blocks; a hint that saves reading. plan: the items of the Triton
+        kernels; a loop over layers passes one, since making it waits for the device; None: made here.
+    Raises ValueError where the block size does not divide SEGMENT_TOKENS.
     """
+    if runs_on_triton(q_THD):
+        return paged_attention_triton(
+            q_THD, k_cache, v_cache, block_tables_SB, query_starts_S1, context_lens_S, scale=scale, window=window,
+            softcap=softcap, sinks_H=sinks_H, k_scales=k_scales, v_scales=v_scales, prefixes=prefixes, plan=plan,
+            out=out,
+        )  # fmt: skip
     return paged_attention_reference(
         q_THD, k_cache, v_cache, block_tables_SB, query_starts_S1, context_lens_S, scale=scale, window=window,
         softcap=softcap, sinks_H=sinks_H, k_scales=k_scales, v_scales=v_scales, prefixes=prefixes, out=out,
