@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from batchgen.data.commits import shard_name
+from batchgen.data.files import OutputFiles
+
+CARD_MARK = "<!-- Written by batchgen; it is written anew by each run as long as this line is here. -->"
 
 
 class OutputPaths:
@@ -33,3 +36,9 @@ class OutputPaths:
     def shard(self, number: int) -> Path:
         """Where the finished file of a shard lies."""
         return self.data / shard_name(number)
+
+
+def is_own_card(files: OutputFiles, path: Path) -> bool:
+    """Whether README.md is there and is ours."""
+    status = files.status(path)
+    return status is not None and status.is_regular and CARD_MARK.encode() in files.read(path)

@@ -7,10 +7,11 @@ import secrets
 from datetime import UTC, datetime
 from pathlib import Path
 
-from batchgen.data.commits import CommitLog, ShardFile, read_log
+from batchgen.data.commits import CommitLog, ShardFile, read_log, shard_number
 from batchgen.data.files import OutputFiles
-from batchgen.data.layout import OutputPaths
+from batchgen.data.layout import OutputPaths, is_own_card
 from batchgen.data.lock import OutputLock
+from batchgen.data.orphans import set_aside
 from batchgen.data.plan_record import PlanRecord
 from batchgen.data.recovery import Inspect, Recovery
 from batchgen.data.sealed import seal, unseal
@@ -151,11 +152,17 @@ class Ledger:
         """
         self._lock.check()
         found = read_log(self.files, self.paths.commits)
-        plan = read_plan(self.files, self.paths)
-        named = {record.shard.name for record in found.records if record.shard is not None and plan is not None}
-        self.files.write_new(self.paths.overwriting, seal({"files": sorted(named)}))
+        named = {record.shard.name for record in found.records if record.shard is not None}
+        for name in self.files.list_directory(self.paths.data):
+            if shard_number(name) is not None and name not in named:
+                set_aside(self.files, self.paths, self.paths.data / name, self.attempt)
+        removed = [f"{self.paths.data.name}/{name}" for name in sorted(named)]
+        if is_own_card(self.files, self.paths.card):
+            removed.append(self.paths.card.name)
+        self.files.write_new(self.paths.overwriting, seal({"files": removed}))
         self.files.sync_directory(self.paths.state)
         self._finish_overwriting()
+        self._log, self.shards = None, {}
 
     def close(self) -> None:
         """Release the lock."""
@@ -178,13 +185,14 @@ class Ledger:
     def _remove_old(self, names: list[str]) -> None:
         paths = self.paths
         for name in names:
-            self.files.unlink(paths.data / name)
+            self.files.unlink(paths.root / name)
         self.files.sync_directory(paths.data)
+        self.files.sync_directory(paths.root)
         # From the newest: what is left of the records must never have a gap.
         for directory in (paths.commits, paths.journal, paths.temporary):
             for name in reversed(self.files.list_directory(directory)):
                 self.files.unlink(directory / name)
             self.files.sync_directory(directory)
-        for path in (paths.plan, paths.job, paths.metrics, paths.card):
+        for path in (paths.plan, paths.job, paths.metrics):
             self.files.unlink(path)
         self.files.sync_directory(paths.state)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from batchgen.data.commits import CommitLog, OutputState, ReadLog, Record, ShardFile, replay, shard_number
 from batchgen.data.files import OutputFiles
 from batchgen.data.layout import OutputPaths
+from batchgen.data.orphans import set_aside
 from batchgen.data.verification import FoundShard
 from batchgen.errors import OutputDamaged
 
@@ -42,8 +43,7 @@ class Recovery:
         state = replay(found.records, fingerprint)
         next_number = found.next_number
         if found.torn is not None:
-            self.set_aside(found.torn, "a commit record was cut off while it was written")
-            self._files.sync_directory(self._paths.commits)
+            self._set_aside(found.torn, "a commit record was cut off while it was written")
             next_number -= 1
         log = CommitLog(self._files, self._paths.commits, fingerprint, next_number)
         shards = dict(state.shards)
@@ -55,13 +55,8 @@ class Recovery:
         self._clear_temporaries()
         return Recovered(log, shards, self._notes)
 
-    def set_aside(self, path: Path, reason: str) -> None:
-        """Move a file to orphans/ under a name that is free; nothing is deleted on doubt."""
-        name = f"{path.name}.{self._attempt}"
-        taken = set(self._files.list_directory(self._paths.orphans))
-        target = self._paths.orphans / next(each for each in _numbered(name) if each not in taken)
-        self._files.rename(path, target)
-        self._files.sync_directory(self._paths.orphans)
+    def _set_aside(self, path: Path, reason: str) -> None:
+        target = set_aside(self._files, self._paths, path, self._attempt)
         self._notes.append(f"{reason}: {path.name} is now {target}")
 
     def _finish_replacement(self, state: OutputState, log: CommitLog, shards: dict[int, ShardFile]) -> None:
@@ -88,8 +83,7 @@ class Recovery:
             if shard is not None:
                 problem = _reason_against(shard, number, shards, fingerprint)
             if shard is None or problem is not None:
-                self.set_aside(path, f"a file without a record {problem}")
-                self._files.sync_directory(self._paths.data)
+                self._set_aside(path, f"a file without a record {problem}")
                 continue
             self._files.sync_directory(self._paths.data)
             log.append("shard", shard)
@@ -102,10 +96,6 @@ class Recovery:
         """Temporaries of dead runs; we hold the lock, so none is of a living one."""
         for name in self._files.list_directory(self._paths.temporary):
             self._files.unlink(self._paths.temporary / name)
-
-
-def _numbered(name: str) -> list[str]:
-    return [name, *(f"{name}.{number}" for number in range(1, 10_000))]
 
 
 def _is_intended(found: FoundShard, intent: Record) -> bool:

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from batchgen import __version__
 from batchgen.config import JobConfig
 from batchgen.data.files import OutputFiles
+from batchgen.data.layout import CARD_MARK, is_own_card
 from batchgen.data.ledger import Ledger
-
-MARK = "<!-- Written by batchgen; it is written anew by each run as long as this line is here. -->"
 
 
 def card(job: JobConfig, num_rows: int, errors: Mapping[str, int], num_shards: int) -> str:
@@ -27,7 +26,7 @@ def card(job: JobConfig, num_rows: int, errors: Mapping[str, int], num_shards: i
         "- synthetic",
         "- batchgen",
         "---",
-        MARK,
+        CARD_MARK,
         "",
         "# Completions",
         "",
@@ -46,7 +45,7 @@ def card(job: JobConfig, num_rows: int, errors: Mapping[str, int], num_shards: i
 def write_card(files: OutputFiles, ledger: Ledger, text: str) -> None:
     """Write the card, unless there is a README.md that is not ours."""
     path = ledger.paths.card
-    if files.status(path) is None or MARK in files.read(path).decode("utf-8", "replace"):
+    if files.status(path) is None or is_own_card(files, path):
         files.replace(path, text.encode(), ledger.temporary("README.md"))
 
 

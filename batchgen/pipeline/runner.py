@@ -18,7 +18,7 @@ from batchgen.pipeline.ports import EngineLike, Services
 from batchgen.pipeline.progress import Progress
 from batchgen.pipeline.report import JobReport
 from batchgen.pipeline.services import default_services
-from batchgen.pipeline.session import RUN_SCOPE, Session, Watcher, open_session
+from batchgen.pipeline.session import RUN_SCOPE, OpenOptions, Session, Watcher, open_session
 from batchgen.pipeline.stop import StopWatch
 from batchgen.records import RowRange, Shard
 
@@ -29,7 +29,11 @@ REDONE_CODES = frozenset({"kv_capacity"})
 
 
 def run_job(
-    job: JobConfig, *, progress: Progress | None = None, services: Services | None = None, wait_seconds: float = 0.0
+    job: JobConfig,
+    *,
+    progress: Progress | None = None,
+    services: Services | None = None,
+    options: OpenOptions = OpenOptions(),  # noqa: B008 (immutable)
 ) -> JobReport:
     """Run a job to its end, going on where an earlier run of it ended.
 
@@ -37,7 +41,7 @@ def run_job(
     Interrupted, each with its exit code; in every case what is committed is intact, and running again goes on.
     """
     with StopWatch(job.run.max_runtime, job.run.grace) as stop, ExitStack() as stack:
-        session = open_session(job, services or default_services(), Watcher(progress), stack, wait_seconds)
+        session = open_session(job, services or default_services(), Watcher(progress), stack, options)
         work = _Work(session, stop)
         work.run(stack)
         return work.report()

@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -24,7 +24,7 @@ from batchgen.data.recovery import Inspect
 from batchgen.data.schema import OutputLayout, output_layout, output_schema
 from batchgen.data.verification import inspect_shard
 from batchgen.data.writer import ParquetShardWriter
-from batchgen.errors import FingerprintMismatch
+from batchgen.errors import FingerprintMismatch, OutputDamaged
 from batchgen.pipeline.assembly import ShardBuilder
 from batchgen.pipeline.identity import identity_of, recorded_facts, resolved_of, warnings_of
 from batchgen.pipeline.plan import RowIndex, limited
@@ -146,8 +146,17 @@ class Session:
         self.services.files.replace(self.ledger.paths.job, (text + "\n").encode(), self.ledger.temporary("job.yaml"))
 
 
+class OpenOptions(NamedTuple):
+    """What the command line says about an output that is there already."""
+
+    wait_seconds: float = 0.0
+    """How long to wait for the lock."""
+    overwrite: bool = False
+    """Begin anew where the output belongs to another job or is damaged; one of this very job is gone on with."""
+
+
 def open_session(
-    job: JobConfig, services: Services, watcher: Watcher, stack: ExitStack, wait_seconds: float = 0.0
+    job: JobConfig, services: Services, watcher: Watcher, stack: ExitStack, options: OpenOptions
 ) -> Session:
     """Open the output of a job, for as long as `stack` is open.
 
@@ -156,9 +165,9 @@ def open_session(
     watcher.phase("reading inputs")
     inputs = list_inputs(job.input, job.base_dir)
     ledger = stack.enter_context(
-        closing(Ledger.acquire(services.files, job.output_dir.absolute(), wait_seconds=wait_seconds))
+        closing(Ledger.acquire(services.files, job.output_dir.absolute(), wait_seconds=options.wait_seconds))
     )
-    plan = read_plan(services.files, ledger.paths)
+    plan = _stored_plan(ledger, options)
     scan = scan_inputs(inputs, job.input, None if plan is None else InputScan.from_json(plan.scan))
     layout = output_layout(scan.schema, job.output, job.sampling)
     model = services.find_model(job, {} if plan is None else plan.hashes)
@@ -177,12 +186,33 @@ def open_session(
         plan=plan,
     )
     if plan is not None:
-        now = identity_of(job, scan, model.hashes, resolved_of(plan.identity))
-        refuse_differences(plan.identity, now, ledger.paths.root)
-        watcher.messages(warnings_of(plan.recorded, recorded_facts()))
-        ledger.recover(plan, session.inspect)
-        watcher.messages(ledger.notes)
+        try:
+            _go_on(session, job, plan)
+        except (FingerprintMismatch, OutputDamaged):
+            if not options.overwrite:
+                raise
+            ledger.overwrite()
+            session.plan, session.job = None, job
     return session
+
+
+def _stored_plan(ledger: Ledger, options: OpenOptions) -> PlanRecord | None:
+    try:
+        return read_plan(ledger.files, ledger.paths)
+    except OutputDamaged:
+        if not options.overwrite:
+            raise
+        ledger.overwrite()
+        return None
+
+
+def _go_on(session: Session, job: JobConfig, plan: PlanRecord) -> None:
+    """Compare an output with the job that it shall belong to, and recover it."""
+    now = identity_of(job, session.scan, session.model.hashes, resolved_of(plan.identity))
+    refuse_differences(plan.identity, now, session.ledger.paths.root)
+    session.watcher.messages(warnings_of(plan.recorded, recorded_facts()))
+    session.ledger.recover(plan, session.inspect)
+    session.watcher.messages(session.ledger.notes)
 
 
 def refuse_differences(then: Identity, now: Identity, root: Path) -> None:
