@@ -14,7 +14,7 @@ from batchgen.pipeline.progress import Progress, ProgressSnapshot
 LINE_INTERVAL = 10.0
 """Seconds between two lines where there is no terminal."""
 
-_BAR_FORMAT = "{n_fmt}/{total_fmt} rows |{bar}| {percentage:3.0f}% {elapsed}<{remaining}{postfix}"
+_BAR_FORMAT = "{n_fmt}/{total_fmt} rows |{bar}| {percentage:3.0f}% {elapsed}{postfix}"
 
 
 def open_progress(stream: TextIO = sys.stderr) -> Progress:
@@ -42,18 +42,23 @@ class Rate:
         return (snapshot.completion_tokens - self.start[1].completion_tokens) / seconds
 
     def seconds_left(self, snapshot: ProgressSnapshot) -> float | None:
-        """By the rows that this run has finished; None before the first."""
+        """By tokens, as if the rows left were as long as those finished; None before there are any.
+
+        Rows would mislead: many run side by side, and none is finished for long.
+        """
+        speed = self.tokens_per_second(snapshot)
         num_rows = snapshot.num_done - self.start[1].num_done if self.start else 0
-        if num_rows <= 0:
+        if not speed or num_rows <= 0:
             return None
-        return self._seconds() / num_rows * (snapshot.num_rows - snapshot.num_done)
+        expected = snapshot.finished_tokens / num_rows * (snapshot.num_rows - snapshot.num_done)
+        return max(0.0, expected - (snapshot.completion_tokens - snapshot.finished_tokens)) / speed
 
     def _seconds(self) -> float:
         return self.clock() - self.start[0] if self.start else 0.0
 
 
 def figures(snapshot: ProgressSnapshot, rate: Rate) -> str:
-    """`512 tok/s, 64 running, 8 waiting, KV 43%, 2 errors`; what is zero or unknown is left out."""
+    """`512 tok/s, 64 running, 8 waiting, KV 43%, 2 errors, 1 min 20 s left`; what is zero or unknown is left out."""
     speed = rate.tokens_per_second(snapshot)
     parts = [f"{speed:.0f} tok/s"] if speed is not None else []
     parts.append(f"{snapshot.num_running} running")
@@ -63,6 +68,9 @@ def figures(snapshot: ProgressSnapshot, rate: Rate) -> str:
         parts.append(f"KV {snapshot.kv_use:.0%}")
     if snapshot.num_errors:
         parts.append(f"{snapshot.num_errors} errors")
+    seconds = rate.seconds_left(snapshot)
+    if seconds is not None and snapshot.num_done < snapshot.num_rows:
+        parts.append(f"{duration(max(1, round(seconds)))} left")
     return ", ".join(parts)
 
 
@@ -138,15 +146,13 @@ class LineProgress:
             return
         snapshot, self.pending = self.pending, None
         self.shown_at = self.clock()
-        seconds = self.rate.seconds_left(snapshot)
-        left = f", {duration(seconds)} left" if seconds and snapshot.num_done < snapshot.num_rows else ""
-        self.message(f"{snapshot.num_done}/{snapshot.num_rows} rows, {figures(snapshot, self.rate)}{left}")
+        self.message(f"{snapshot.num_done}/{snapshot.num_rows} rows, {figures(snapshot, self.rate)}")
 
 
 def duration(seconds: float) -> str:
-    """`3.2 s`, `1 min 20 s`, `2 h 05 min`."""
+    """`3.2 s`, `1 min 20 s`, `2 h 05 min`; a whole number stays one."""
     if seconds < 10:
-        return f"{seconds:.1f} s"
+        return f"{seconds} s" if isinstance(seconds, int) else f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes == 0:
         return f"{rest} s"

@@ -192,6 +192,7 @@ def snapshot(tally: Tally, engine: EngineLike) -> ProgressSnapshot:
         num_errors=tally.num_errors,
         prompt_tokens=tally.prompt_tokens,
         completion_tokens=metrics.num_drawn_tokens,
+        finished_tokens=tally.completion_tokens,
         num_running=metrics.num_running,
         num_waiting=metrics.num_waiting,
         kv_use=metrics.kv_share,

@@ -18,6 +18,9 @@ class ProgressSnapshot:
     prompt_tokens: int = 0
     """Prompt tokens of this run, computed or served from shared prefixes."""
     completion_tokens: int = 0
+    """Tokens drawn by this run, those of unfinished rows too."""
+    finished_tokens: int = 0
+    """Of them, tokens of finished rows."""
     num_running: int = 0
     """Sequences in the batch."""
     num_waiting: int = 0

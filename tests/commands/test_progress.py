@@ -21,12 +21,15 @@ class Clock:
         return self.now
 
 
-def snapshot(num_done: int = 0, completion_tokens: int = 0, num_errors: int = 0) -> ProgressSnapshot:
+def snapshot(
+    num_done: int = 0, completion_tokens: int = 0, finished_tokens: int = 0, num_errors: int = 0
+) -> ProgressSnapshot:
     return ProgressSnapshot(
         num_rows=100,
         num_done=num_done,
         num_errors=num_errors,
         completion_tokens=completion_tokens,
+        finished_tokens=finished_tokens,
         num_running=8,
         num_waiting=2,
         kv_use=0.25,
@@ -38,14 +41,23 @@ def test_a_terminal_gets_a_bar_and_a_file_gets_lines() -> None:
     assert isinstance(open_progress(io.StringIO()), LineProgress)
 
 
-def test_rate_counts_from_the_first_snapshot_and_rows_of_this_run_only() -> None:
+def test_rate_counts_from_the_first_snapshot() -> None:
     clock = Clock()
     rate = Rate(clock)
     rate.update(snapshot(num_done=60))
     assert rate.tokens_per_second(snapshot(60)) is None
     clock.now += 10
     assert rate.tokens_per_second(snapshot(70, completion_tokens=500)) == 50.0
-    assert rate.seconds_left(snapshot(70)) == 30.0
+
+
+def test_seconds_left_follow_from_tokens_of_this_runs_rows_and_those_in_flight() -> None:
+    clock = Clock()
+    rate = Rate(clock)
+    rate.update(snapshot(num_done=60))
+    clock.now += 10
+    # 10 rows took 400 tokens, so 30 more take 1200, of which 100 are drawn: 1100 at 50 a second.
+    assert rate.seconds_left(snapshot(70, completion_tokens=500, finished_tokens=400)) == 22.0
+    assert rate.seconds_left(snapshot(99, completion_tokens=900, finished_tokens=400)) == 0.0
 
 
 def test_seconds_left_are_unknown_before_the_first_row() -> None:
@@ -67,7 +79,7 @@ def test_lines_come_at_intervals_and_the_last_snapshot_always() -> None:
     clock, stream = Clock(), io.StringIO()
     progress = LineProgress(stream, clock)
     for seconds in range(int(LINE_INTERVAL) + 5):
-        progress.update(snapshot(num_done=seconds, completion_tokens=100 * seconds))
+        progress.update(snapshot(seconds, completion_tokens=100 * seconds, finished_tokens=100 * seconds))
         clock.now += 1
     progress.close()
     progress.close()
