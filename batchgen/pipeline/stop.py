@@ -61,6 +61,7 @@ class StopWatch:
         self._previous.clear()
         if self._timer is not None:
             self._timer.cancel()
+            self._timer.join()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._signal is not None:
