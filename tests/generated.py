@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,15 @@ def job_file_page() -> str:
 
 
 def _section(section: str, node: dict[str, Any], schema: dict[str, Any]) -> str:
-    definition = schema["$defs"][node["$ref"].rsplit("/", 1)[1]]
+    definition = _definition(node, schema)
     required = "required" if section in schema["required"] else "optional"
     title = f"## {section} ({required}{', operational' if section in OPERATIONAL_SECTIONS else ''})\n"
-    rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    rows = ["| key | type | default | meaning |", "|---|---|---|---|", *_rows(section, "", definition, schema)]
+    return "\n".join([title, definition["description"], "", *rows, ""])
+
+
+def _rows(section: str, prefix: str, definition: dict[str, Any], schema: dict[str, Any]) -> Iterator[str]:
+    """A row for each key, and under a key that is a mapping itself a row for each of its keys."""
     for name, key in definition["properties"].items():
         default = "required" if name in definition.get("required", ()) else f"`{json.dumps(key.get('default'))}`"
         meaning = key["description"]
@@ -56,20 +62,27 @@ def _section(section: str, node: dict[str, Any], schema: dict[str, Any]) -> str:
             meaning += " *Operational.*"
         if "examples" in key:
             meaning += " Example: " + ", ".join(f"`{json.dumps(example)}`" for example in key["examples"]) + "."
-        rows.append(f"| `{name}` | {_type(key)} | {default} | {meaning} |")
-    table = "\n".join(row.replace("||", r"\|\|") for row in rows)
-    return f"{title}\n{definition['description']}\n\n{table}\n"
+        yield f"| `{prefix}{name}` | {_type(key)} | {default} | {meaning} |"
+        choices = [choice for choice in key.get("anyOf", [key]) if "$ref" in choice.get("items", choice)]
+        for choice in choices:
+            inner = f"{prefix}{name}{'[]' if 'items' in choice else ''}."
+            yield from _rows(section, inner, _definition(choice.get("items", choice), schema), schema)
+
+
+def _definition(node: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    definition: dict[str, Any] = schema["$defs"][node["$ref"].rsplit("/", 1)[1]]
+    return definition
 
 
 def _type(node: dict[str, Any]) -> str:
     if "anyOf" in node:
         return " or ".join(dict.fromkeys(_type(choice) for choice in node["anyOf"]))
     if "$ref" in node:
-        return "mapping of role and content"
+        return "mapping"
     if "enum" in node or "const" in node:
         return " or ".join(f"`{json.dumps(choice)}`" for choice in node.get("enum", [node.get("const")]))
     if node["type"] == "array":
-        return f"list of {_type(node['items'])}"
+        return f"list of {_type(node['items'])}".replace("list of mapping", "list of mappings")
     if "examples" in node:
         return f"text such as {' or '.join(node['examples'])}"
     names = {"integer": "whole number", "string": "text", "boolean": "true or false", "object": "mapping"}
