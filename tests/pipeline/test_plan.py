@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,9 +78,7 @@ def test_what_is_left_is_planned_anew_without_touching_what_is_done(
 def test_ranges_hold_exactly_their_keys(keys: set[tuple[int, int]]) -> None:
     ranges = ranges_of(sorted(keys))
     assert [(rows.source, row) for rows in ranges for row in range(rows.start, rows.stop)] == sorted(keys)
-    assert all(
-        one.source != other.source or one.stop < other.start for one, other in zip(ranges, ranges[1:], strict=False)
-    )
+    assert all(one.source != other.source or one.stop < other.start for one, other in itertools.pairwise(ranges))
 
 
 def committed(shard: Shard, num_rows: int) -> ShardFile:
