@@ -1,0 +1,233 @@
+"""A model in milliseconds: K and V are hashes of the tokens up to theirs, so a wrong block gives a wrong text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from batchgen.engine.block_pool import BlockPool
+from batchgen.engine.engine import Engine
+from batchgen.engine.loading import EngineParts
+from batchgen.engine.prefix_cache import ChainHash, PrefixCache
+from batchgen.engine.sampler import Draws
+from batchgen.engine.scheduler import Batch, Scheduler
+from batchgen.engine.sequence import Sequence as EngineSequence
+from batchgen.records import Completion, Prompt
+from batchgen.sampling_params import SamplingParams
+
+VOCAB_SIZE = 97
+EOS = 96
+BLOCK_SIZE = 4
+MAX_MODEL_LEN = 512
+
+
+def mix(state: int, value: int) -> int:
+    """The state after one more token."""
+    return hash((state, value))
+
+
+def state_of(token_ids: Iterable[int]) -> int:
+    """The state after all tokens."""
+    state = 0
+    for token_id in token_ids:
+        state = mix(state, token_id)
+    return state
+
+
+@dataclass
+class FakeRunner:
+    """Computes the state after each token from the state in the slot before it, through the block tables.
+
+    With `checks_context`, every slot of a context must hold the state of its own tokens; else the last one only.
+    """
+
+    pool: BlockPool
+    checks_context: bool = True
+    failures: list[BaseException] = field(default_factory=list)
+    """Raised one after another by the next steps, after they have written."""
+    max_tokens: int | None = None
+    """More tokens than that in a step are too much for the device."""
+    batches: list[Batch] = field(default_factory=list)
+    """Every batch that ran, where `keeps_batches`."""
+    keeps_batches: bool = False
+    num_steps: int = 0
+    num_computed: int = 0
+    num_sampled_rows: int = 0
+
+    def __post_init__(self) -> None:
+        self.states: list[list[int | None]] = [[None] * self.pool.block_size for _ in range(self.pool.num_blocks)]
+
+    def execute(self, batch: Batch) -> torch.Tensor:
+        """int64 [L, 1]: the state after the last token of each chunk that is sampled from."""
+        self.num_steps += 1
+        self.num_computed += batch.num_tokens
+        self.num_sampled_rows += len({index for index, _ in batch.samples})
+        if self.keeps_batches:
+            self.batches.append(batch)
+        assert batch.num_tokens == sum(chunk.num_tokens for chunk in batch.chunks)
+        self._copy(batch)
+        # Every chunk is written before any is read, as each layer does.
+        for sequence, start, num_tokens in batch.chunks:
+            state = 0 if start == 0 else state_of(sequence.token_ids[:start])
+            for position in range(start, start + num_tokens):
+                state = mix(state, sequence.token_ids[position])
+                self._write(sequence, position, state)
+        if self.max_tokens is not None and batch.num_tokens > self.max_tokens:
+            raise torch.OutOfMemoryError(f"{batch.num_tokens} tokens")
+        if self.failures:
+            raise self.failures.pop(0)
+        rows = sorted({index for index, _ in batch.samples})
+        return torch.tensor([[self._read(batch, index)] for index in rows], dtype=torch.int64).view(-1, 1)
+
+    def _copy(self, batch: Batch) -> None:
+        destinations = {copy.dst for copy in batch.copies}
+        assert len(destinations) == len(batch.copies), "two copies go to one block"
+        assert not destinations & {copy.src for copy in batch.copies}, "a block is copied from and to in one step"
+        for src, dst in batch.copies:
+            self.states[dst] = self.states[src][:]
+
+    def _write(self, sequence: EngineSequence, position: int, state: int) -> None:
+        assert sequence.table is not None
+        block_id = sequence.table.block_ids[position // self.pool.block_size]
+        assert not self.pool.is_shared(block_id) or self.states[block_id][position % self.pool.block_size] != state, (
+            f"slot {position} is written into a block that others share"
+        )
+        self.states[block_id][position % self.pool.block_size] = state
+
+    def _read(self, batch: Batch, index: int) -> int:
+        sequence, start, num_tokens = batch.chunks[index]
+        assert sequence.table is not None
+        size, end = self.pool.block_size, start + num_tokens
+        block_ids = sequence.table.block_ids
+        if self.checks_context:
+            state = 0
+            for position in range(end):
+                state = mix(state, sequence.token_ids[position])
+                assert self.states[block_ids[position // size]][position % size] == state, (
+                    f"slot {position} of {end} holds the K and V of other tokens"
+                )
+        last = self.states[block_ids[(end - 1) // size]][(end - 1) % size]
+        assert last is not None
+        return last
+
+
+@dataclass
+class FakeSampler:
+    """Tokens by hash of state and key; one in `eos_every` is EOS."""
+
+    eos_every: int = 0
+
+    def sample(self, logits_LV: torch.Tensor, rows: list[int], sequences: list[EngineSequence]) -> Draws:
+        """One draw per sequence, from the state beside it."""
+        states = logits_LV[:, 0].tolist()
+        drawn = [self.draw(states[row], sequence) for row, sequence in zip(rows, sequences, strict=True)]
+        return Draws([token for token, _ in drawn], [logprob for _, logprob in drawn], [True] * len(drawn))
+
+    def draw(self, state: int, sequence: EngineSequence) -> tuple[int, float]:
+        """Token and log-probability from the state, and the key of the random numbers."""
+        group = sequence.group
+        value = hash((state, group.seed, group.source, group.row, sequence.sample, sequence.num_generated))
+        if self.eos_every and value % self.eos_every == 0:
+            return EOS, -0.5
+        return value % (VOCAB_SIZE - 1), -1.0 / (1 + value % 1000)
+
+
+class Fake(NamedTuple):
+    """An engine over fakes, and its parts."""
+
+    engine: Engine
+    scheduler: Scheduler
+    runner: FakeRunner
+
+    @property
+    def pool(self) -> BlockPool:
+        """The blocks."""
+        return self.scheduler.pool
+
+    def assert_all_free(self) -> None:
+        """Nothing is held any more."""
+        self.engine.check_integrity()
+        assert self.pool.num_free == self.pool.num_blocks
+        assert not self.scheduler.has_unfinished
+
+
+def make_fake(
+    num_blocks: int = 64,
+    *,
+    block_size: int = BLOCK_SIZE,
+    max_batch_tokens: int = 64,
+    max_sequences: int = 16,
+    prefix_caching: bool = True,
+    hash_fn: ChainHash | None = None,
+    eos_every: int = 0,
+    max_model_len: int = MAX_MODEL_LEN,
+    window: int = 8192,
+    checks_context: bool = True,
+    keeps_batches: bool = False,
+) -> Fake:
+    """An engine over a fake model."""
+    pool = BlockPool(num_blocks, block_size)
+    scheduler = Scheduler(
+        pool,
+        max_batch_tokens=max_batch_tokens,
+        max_sequences=max_sequences,
+        prefix_cache=PrefixCache(pool, hash_fn) if prefix_caching else None,
+    )
+    runner = FakeRunner(pool, checks_context=checks_context, keeps_batches=keeps_batches)
+    parts = EngineParts(
+        runner=runner,
+        sampler=FakeSampler(eos_every),
+        scheduler=scheduler,
+        tokenizer=None,
+        vocab_size=VOCAB_SIZE,
+        max_model_len=max_model_len,
+        eos_token_ids=frozenset({EOS}),
+    )
+    return Fake(Engine.from_parts(parts, window), scheduler, runner)
+
+
+def prompt_ids(length: int, salt: int = 0) -> list[int]:
+    """A prompt without EOS, another one for each salt."""
+    return [hash((salt, position)) % (VOCAB_SIZE - 1) for position in range(length)]
+
+
+def steps(fake: Fake, limit: int = 100_000) -> Iterator[list[Completion]]:
+    """Step until nothing is left, with every block counted after each step."""
+    for _ in range(limit):
+        if not fake.engine.num_unfinished:
+            return
+        yield fake.engine.step()
+        fake.engine.check_integrity()
+    raise AssertionError(f"not finished after {limit} steps: {fake.scheduler.describe_waiting()}")
+
+
+def run(
+    fake: Fake, prompts: Sequence[Prompt | list[int]], params: SamplingParams | Sequence[SamplingParams]
+) -> list[Completion]:
+    """Add all prompts, step to the end; completions in the order of the prompts. All blocks are free at the end."""
+    each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    indexes = [
+        fake.engine.add(prompt if isinstance(prompt, Prompt) else Prompt(token_ids=prompt, row=row), one)
+        for row, (prompt, one) in enumerate(zip(prompts, each, strict=True))
+    ]
+    done = {completion.prompt_index: completion for step in steps(fake) for completion in step}
+    fake.assert_all_free()
+    return [done[index] for index in indexes]
+
+
+def expected_ids(prompt: list[int], params: SamplingParams, row: int, sample: int = 0, eos_every: int = 0) -> list[int]:
+    """What one sample must be, computed without an engine."""
+    ids, generated = list(prompt), []
+    state = state_of(ids)
+    assert params.max_tokens is not None
+    for position in range(params.max_tokens):
+        value = hash((state, params.seed, 0, row, sample, position))
+        token = EOS if eos_every and value % eos_every == 0 else value % (VOCAB_SIZE - 1)
+        generated.append(token)
+        if token == EOS and not params.ignore_eos:
+            break
+        state = mix(state, token)
+    return generated
