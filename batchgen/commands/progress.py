@@ -84,7 +84,7 @@ class BarProgress:
 
     def phase(self, name: str) -> None:
         """Show it as a line, since there is nothing to count yet."""
-        self.message(f"{name} …")
+        self.message(name)
 
     def update(self, snapshot: ProgressSnapshot) -> None:
         """The bar begins with the first call; rows of earlier runs are no part of its speed."""

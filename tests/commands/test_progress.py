@@ -108,7 +108,7 @@ def test_the_bar_shows_rows_of_earlier_runs_as_done() -> None:
     progress.message("a line")
     progress.close()
     shown = stream.getvalue()
-    assert "loading the model …" in shown
+    assert "loading the model\n" in shown
     assert "40/100 rows" in shown
     assert "50/100 rows" in shown
     assert "8 running, 2 waiting, KV 25%" in shown

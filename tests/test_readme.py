@@ -1,0 +1,99 @@
+"""What the README and the pages show is run, and must come out as it stands there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from batchgen.config import load_job
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def transcript(text: str) -> list[tuple[str, list[str]]]:
+    """Each command of a console block with the lines that follow it."""
+    commands: list[tuple[str, list[str]]] = []
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            commands.append((line[2:], []))
+        else:
+            commands[-1][1].append(line)
+    return commands
+
+
+def batchgen(arguments: Sequence[str], cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "batchgen.cli", *arguments], cwd=cwd, check=False, capture_output=True, text=True
+    )
+
+
+def shape(line: str) -> str:
+    """A line with what differs between machines taken out: figures, texts, and how a path begins."""
+    line = re.sub(r"^  > .*", "  > TEXT", line)
+    line = re.sub(r"(\d+ (h|min) )?\d[\d,.]* (s|min)\b", "TIME", line)
+    line = re.sub(r"\d[\d,]*(\.\d+)?", "#", line)
+    return re.sub(r"\S*/data\b", "DATA", line)
+
+
+def test_the_quickstart_prints_what_the_readme_shows(tmp_path: Path) -> None:
+    """With fewer rows and shorter texts, since the shape of what is printed does not depend on them."""
+    shown = transcript(blocks(README, "console")[0])
+    assert [command for command, _ in shown] == ["make run", "make run", "make test"]
+    first, again = ([shape(line) for line in lines] for _, lines in shown[:2])
+    out = f"output.path={tmp_path / 'quickstart'}"
+    arguments = [
+        "run",
+        "jobs/quickstart.yaml",
+        "--set",
+        out,
+        "--set",
+        "input.limit=3",
+        "--set",
+        "sampling.max_tokens=4",
+    ]
+
+    run = batchgen(arguments)
+    assert run.returncode == 0, run.stderr
+    begin = first.index(shape("done: 72 rows: 72 ok, 0 error"))
+    assert run.stderr.splitlines()[: begin - 1] == first[: begin - 1], "the phases"
+    printed = [shape(line) for line in run.stdout.splitlines()]
+    assert printed[: len(first) - begin] == first[begin:]
+
+    second = batchgen(arguments)
+    assert second.returncode == 0, second.stderr
+    assert [shape(line) for line in second.stdout.splitlines()] == again
+
+
+def test_the_wrong_job_file_of_the_readme_gives_the_problems_shown(tmp_path: Path) -> None:
+    job = blocks(README, "yaml")[0].replace("temperature", "temprature").replace("output:", "ouput: ")
+    (tmp_path / "job.yaml").write_text(job)
+    ((command, lines),) = transcript(blocks(README, "console")[1])
+    result = batchgen(command.split()[1:], cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.splitlines() == lines
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_job_on_a_page_is_valid(page: Path, tmp_path: Path) -> None:
+    for index, text in enumerate(blocks(page.read_text(), "yaml")):
+        (tmp_path / f"{index}.yaml").write_text(text)
+        load_job(tmp_path / f"{index}.yaml")
+
+
+def test_the_python_example_runs() -> None:
+    (example,) = blocks(README, "python")
+    result = subprocess.run([sys.executable, "-c", example], cwd=ROOT, check=False, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    lines = sorted(result.stdout.splitlines())
+    assert [line[:6] for line in lines] == ["0 None", "1 None"]
