@@ -70,7 +70,10 @@ class InputConfig(Section):
             examples=["data/*.jsonl", ["a.parquet", "b.parquet"]],
         ),
     ]
-    format: Annotated[Literal["auto", "jsonl", "parquet"], Field(description="auto: by the file's name.")] = "auto"
+    format: Annotated[
+        Literal["auto", "jsonl", "parquet", "csv", "tsv", "text", "arrow"],
+        Field(description="auto: by each file's name. text: one prompt a line, in the column `text`."),
+    ] = "auto"
     columns: Annotated[
         list[str] | None,
         Field(description="Source columns that are written beside the completions; null: all.", examples=[["id"]]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 import pyarrow as pa
 
 from batchgen.data.file_identity import is_unchanged
+from batchgen.errors import InputError
 from batchgen.records import RowError, RowRange
 
-FormatName = Literal["jsonl", "parquet"]
+FormatName = Literal["jsonl", "parquet", "csv", "tsv", "text", "arrow"]
 Compression = Literal["gzip", "bz2", "xz", "zstd"]
 
 OFFSET_EVERY = 1024
@@ -191,6 +193,13 @@ class InputFormat(Protocol):
 
     def open(self, file: ScannedFile, schema: pa.Schema, max_row_bytes: int) -> RowCursor:
         """Open for the columns of `schema`, which are those of the whole input's that are needed."""
+
+
+def refuse_names_twice(path: Path, names: Sequence[str]) -> None:
+    """InputError where two columns have one name: which of them is meant cannot be told."""
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    if twice:
+        raise InputError(f"{path}: has more than one column named {', '.join(map(repr, twice))}; rename all but one")
 
 
 def schema_to_json(schema: pa.Schema) -> str:

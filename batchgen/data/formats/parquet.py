@@ -8,22 +8,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batchgen.data.arrow_types import cast_or_convert, unify
+from batchgen.data.arrow_types import unify
+from batchgen.data.batch_cursor import BatchCursor, BatchesFrom
 from batchgen.data.file_identity import file_identity
-from batchgen.data.input_rows import InputFile, InputRow, ScannedFile, schema_from_json, schema_to_json
-from batchgen.data.python_values import invalid_text_rows, to_python, without_rows
+from batchgen.data.input_rows import InputFile, ScannedFile, refuse_names_twice, schema_from_json, schema_to_json
 from batchgen.errors import InputError
-from batchgen.records import RowError
 
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 16 * 2**20
 _READ_BUFFER_BYTES = 2**20
-_MAGIC = b"PAR1"
 
 
 class ParquetFormat:
@@ -36,7 +33,7 @@ class ParquetFormat:
             schema = reader.schema_arrow
             num_rows = reader.metadata.num_rows
             reader.close()
-        _check_names(file.path, schema.names)
+        refuse_names_twice(file.path, schema.names)
         return ScannedFile(
             source=file.source,
             path=str(file.path),
@@ -55,119 +52,56 @@ class ParquetFormat:
         """Every column of the files, each with a type that holds its values in all of them."""
         return unify(schema_from_json(file.columns["schema"]) for file in files)
 
-    def open(self, file: ScannedFile, schema: pa.Schema, max_row_bytes: int) -> ParquetCursor:
+    def open(self, file: ScannedFile, schema: pa.Schema, max_row_bytes: int) -> BatchCursor:
         """Open for the columns of `schema`."""
-        return ParquetCursor(file, schema)
+        path = Path(file.path)
+        reader = _open(path)
+        own = reader.schema_arrow.names
+        names = [name for name in schema.names if name in own]
+        groups = _RowGroups(path, reader, names)
+        return BatchCursor(file, schema, names, groups.seek, groups.is_near, reader.close)
 
 
-class ParquetCursor:
-    """An open Parquet file."""
+class _RowGroups:
+    """The row groups of an open file."""
 
-    def __init__(self, file: ScannedFile, schema: pa.Schema) -> None:
-        self._file = file
-        self._schema = schema
-        self._path = Path(file.path)
-        self._reader = _open(self._path)
-        own = self._reader.schema_arrow
-        self._names = [name for name in schema.names if name in own.names]
-        metadata = self._reader.metadata
+    def __init__(self, path: Path, reader: pq.ParquetFile, names: list[str]) -> None:
+        self._path = path
+        self._reader = reader
+        self._names = names
+        metadata = reader.metadata
         self._groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-        self._group_starts = list(accumulate((group.num_rows for group in self._groups), initial=0))
-        self._batches: Iterator[pa.RecordBatch] = iter(())
-        self._rest: pa.RecordBatch | None = None
-        self._at = -1
+        self._starts = list(accumulate((group.num_rows for group in self._groups), initial=0))
 
-    def rows(self, start: int, stop: int) -> Iterator[InputRow]:
-        """The rows of a half-open range, in order."""
-        for first, batch in self._slices(start, stop):
-            errors = _row_errors(batch)
-            columns = {name: to_python(batch.column(name), errors) for name in self._names}
-            missing = [name for name in self._schema.names if name not in columns]
-            for index in range(batch.num_rows):
-                error = errors.get(index)
-                values: dict[str, Any] = {}
-                if error is None:
-                    values = {name: column[index] for name, column in columns.items()}
-                    values.update(dict.fromkeys(missing))
-                yield InputRow(self._file.source, first + index, values, error)
-
-    def tables(self, start: int, stop: int) -> Iterator[pa.Table]:
-        """The same rows as Arrow data with their exact types, a batch at a time; a row with an error is all null."""
-        for _, batch in self._slices(start, stop):
-            errors = _row_errors(batch)
-            arrays = [self._array(batch, field, errors) for field in self._schema]
-            if arrays:
-                yield pa.Table.from_arrays(arrays, schema=self._schema)
-
-    def _array(self, batch: pa.RecordBatch, field: pa.Field[Any], errors: dict[int, RowError]) -> pa.Array[Any]:
-        if field.name in self._names:
-            array = without_rows(batch.column(field.name), errors)
-        else:
-            array = pa.nulls(batch.num_rows, field.type)
-        return cast_or_convert(array, lambda: to_python(array, {}), field)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._batches = iter(())
-        self._reader.close()
-
-    def _slices(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        stop = min(stop, self._file.num_rows)
-        if start >= stop:
-            return
-        if not 0 <= self._at <= start or self._group_of(start) > self._group_of(self._at) + 1:
-            self._seek(start)
-        while self._at < stop:
-            batch = self._take()
-            first, end = self._at, self._at + batch.num_rows
-            if end > stop:
-                self._rest = batch.slice(stop - first)
-                end = stop
-            self._at = end
-            if end > start:
-                skipped = max(0, start - first)
-                yield first + skipped, batch.slice(skipped, end - first - skipped)
-
-    def _take(self) -> pa.RecordBatch:
-        batch, self._rest = self._rest, None
-        if batch is not None:
-            return batch
-        with _damage_named(self._path, f"row {self._at}"):
-            batch = next(self._batches, None)
-        if batch is None:
-            raise InputError(f"{self._path}: has fewer rows than its footer says; write it again")
-        return batch
-
-    def _group_of(self, row: int) -> int:
-        return bisect_right(self._group_starts, row) - 1
-
-    def _seek(self, row: int) -> None:
+    def seek(self, row: int) -> BatchesFrom:
+        """Batches from the start of the row's group."""
         first = self._group_of(row)
         groups = self._groups[first:]
         row_bytes = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=1)
-        self._batches = self._reader.iter_batches(
+        batches = self._reader.iter_batches(
             batch_size=max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes))),
             row_groups=list(range(first, len(self._groups))),
-            # A name with dots may take a struct's fields along; rows and tables pick columns by their exact name.
+            # A name with dots may take a struct's fields along; the cursor picks columns by their exact name.
             columns=self._names,
             use_threads=False,
         )
-        self._rest = None
-        self._at = self._group_starts[first]
+        return BatchesFrom(self._starts[first], self._named(batches, self._starts[first]))
 
+    def is_near(self, at: int, row: int) -> bool:
+        """Whether `row` is in the group of `at` or in the next one."""
+        return self._group_of(row) <= self._group_of(at) + 1
 
-def _row_errors(batch: pa.RecordBatch) -> dict[int, RowError]:
-    errors: dict[int, RowError] = {}
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        for index in invalid_text_rows(column):
-            errors.setdefault(index, RowError("invalid_utf8", f"column {name!r} holds bytes that are not UTF-8"))
-    return errors
+    def _group_of(self, row: int) -> int:
+        return bisect_right(self._starts, row) - 1
 
-
-def _check_names(path: Path, names: list[str]) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise InputError(f"{path}: has more than one column named {', '.join(map(repr, twice))}; rename all but one")
+    def _named(self, batches: Iterator[pa.RecordBatch], row: int) -> Iterator[pa.RecordBatch]:
+        while True:
+            with _damage_named(self._path, f"row {row}"):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            row += batch.num_rows
+            yield batch
 
 
 def _open(path: Path) -> pq.ParquetFile:
