@@ -17,6 +17,7 @@ from batchgen.commands import schema as schema_command
 from batchgen.commands import validate as validate_command
 from batchgen.config import load_job
 from batchgen.errors import BatchgenError, Interrupted, JobFileError
+from batchgen.units import parse_duration
 
 app = typer.Typer(
     name="batchgen",
@@ -55,14 +56,40 @@ def _options(
     pass
 
 
+def _seconds(text: str) -> float:
+    try:
+        return float(text) if text.isdigit() else parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 @app.command()
-def run(job: JobPath, overrides: Overrides = None) -> None:
+def run(
+    job: JobPath,
+    overrides: Overrides = None,
+    wait: Annotated[
+        float,
+        typer.Option(
+            parser=_seconds,
+            metavar="TIME",
+            show_default=False,
+            help="Wait this long for another run to let go of the output, such as 10m.",
+        ),
+    ] = 0.0,
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite",
+            help="Begin anew where the output belongs to another job or is damaged; what it holds is removed.",
+        ),
+    ] = False,
+) -> None:
     """Run a job, or go on where it ended. Rows that are committed are not computed again."""
     config = load_job(job, overrides or [])
     try:
         # Loaded here and not above: torch takes seconds, which a wrong job file, --help and validate must not.
         command: Any = import_module("batchgen.commands.run")
-        command.run(config)
+        command.run(config, wait_seconds=wait, overwrite=overwrite)
     except KeyboardInterrupt as interrupt:
         raise Interrupted("interrupted; the same command goes on where it ended") from interrupt
 

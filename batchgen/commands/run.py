@@ -6,13 +6,14 @@ from batchgen.commands.progress import open_progress
 from batchgen.commands.summary import row_lines, summary_lines
 from batchgen.config import JobConfig
 from batchgen.pipeline.runner import run_job
+from batchgen.pipeline.session import OpenOptions
 
 
-def run(job: JobConfig) -> None:
+def run(job: JobConfig, *, wait_seconds: float, overwrite: bool) -> None:
     """Run the job to its end; its errors are BatchgenErrors with the exit code, progress goes to stderr."""
     progress = open_progress()
     try:
-        report = run_job(job, progress=progress)
+        report = run_job(job, progress=progress, options=OpenOptions(wait_seconds, overwrite))
     finally:
         progress.close()
     for line in summary_lines(report):

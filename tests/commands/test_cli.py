@@ -97,19 +97,24 @@ def test_a_wrong_job_file_ends_a_run_before_torch_is_loaded(
     assert "sampling.n: must be a whole number" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["runn"], ["run"], ["validate", "--sett", "a"], []])
+@pytest.mark.parametrize(
+    "arguments", [["runn"], ["run"], ["run", "job.yaml", "--wait", "soon"], ["validate", "--sett", "a"], []]
+)
 def test_a_wrong_command_line_exits_2(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
     assert main(monkeypatch, *arguments) == 2
 
 
 class RunCommand:
-    """In place of batchgen.commands.run: raises what it is given."""
+    """In place of batchgen.commands.run: notes its options, and raises what it is given."""
 
-    def __init__(self, error: BaseException) -> None:
+    def __init__(self, error: BaseException | None = None) -> None:
         self.error = error
+        self.options: dict[str, object] = {}
 
-    def run(self, job: object) -> None:
-        raise self.error
+    def run(self, job: object, **options: object) -> None:
+        self.options = options
+        if self.error is not None:
+            raise self.error
 
 
 @pytest.mark.parametrize(
@@ -132,6 +137,23 @@ def test_an_error_becomes_a_message_and_its_exit_code(
     monkeypatch.setattr(cli, "import_module", lambda name: RunCommand(error))
     assert main(monkeypatch, "run", str(VALID)) == code
     assert capsys.readouterr().err == message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ([], {"wait_seconds": 0.0, "overwrite": False}),
+        (["--wait", "10m", "--overwrite"], {"wait_seconds": 600.0, "overwrite": True}),
+        (["--wait", "5"], {"wait_seconds": 5.0, "overwrite": False}),
+    ],
+)
+def test_run_passes_on_what_to_do_about_an_output_that_is_there(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], options: dict[str, object]
+) -> None:
+    command = RunCommand()
+    monkeypatch.setattr(cli, "import_module", lambda name: command)
+    assert main(monkeypatch, "run", str(VALID), *arguments) == 0
+    assert command.options == options
 
 
 def test_a_bug_shows_its_traceback_and_asks_for_a_report() -> None:
