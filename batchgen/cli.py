@@ -60,7 +60,7 @@ def _seconds(text: str) -> float:
     try:
         return float(text) if text.isdigit() else parse_duration(text)
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+        raise typer.BadParameter(str(error), param_hint="--wait") from error
 
 
 @app.command()
@@ -68,14 +68,9 @@ def run(
     job: JobPath,
     overrides: Overrides = None,
     wait: Annotated[
-        float,
-        typer.Option(
-            parser=_seconds,
-            metavar="TIME",
-            show_default=False,
-            help="Wait this long for another run to let go of the output, such as 10m.",
-        ),
-    ] = 0.0,
+        str,
+        typer.Option(metavar="TIME", help="Wait this long for another run to let go of the output, such as 10m."),
+    ] = "0s",
     overwrite: Annotated[
         bool,
         typer.Option(
@@ -85,11 +80,12 @@ def run(
     ] = False,
 ) -> None:
     """Run a job, or go on where it ended. Rows that are committed are not computed again."""
+    wait_seconds = _seconds(wait)
     config = load_job(job, overrides or [])
     try:
         # Loaded here and not above: torch takes seconds, which a wrong job file, --help and validate must not.
         command: Any = import_module("batchgen.commands.run")
-        command.run(config, wait_seconds=wait, overwrite=overwrite)
+        command.run(config, wait_seconds=wait_seconds, overwrite=overwrite)
     except KeyboardInterrupt as interrupt:
         raise Interrupted("interrupted; the same command goes on where it ended") from interrupt
 
