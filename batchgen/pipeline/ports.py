@@ -111,6 +111,9 @@ class FeedRequest(NamedTuple):
 
 MakeFeeder = Callable[[FeedRequest], FeederLike]
 
+CheckPrompts = Callable[[FeedRequest], None]
+"""Raises JobError for what would be wrong with every prompt; called before the model is loaded."""
+
 FindModel = Callable[[JobConfig, Mapping[str, list[Any]]], ModelFiles]
 """(job, hashes known from an earlier run) -> model."""
 
@@ -123,3 +126,4 @@ class Services:
     make_engine: MakeEngine
     make_feeder: MakeFeeder
     files: OutputFiles = field(default_factory=OutputFiles)
+    check_prompts: CheckPrompts = lambda request: None

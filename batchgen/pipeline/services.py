@@ -8,15 +8,19 @@ from typing import Any
 
 import batchgen
 from batchgen.config import JobConfig
+from batchgen.pipeline import feeder
 from batchgen.pipeline.feeder import PromptFeeder, preparer_spec
 from batchgen.pipeline.identity import hash_model_files
 from batchgen.pipeline.ports import EngineLike, FeederLike, FeedRequest, ModelFiles, Services
+from batchgen.pipeline.preparer import PreparerSpec
 from batchgen.resources import locate_model
 
 
 def default_services() -> Services:
     """What `batchgen run` uses."""
-    return Services(find_model=find_model, make_engine=make_engine, make_feeder=make_feeder)
+    return Services(
+        find_model=find_model, make_engine=make_engine, make_feeder=make_feeder, check_prompts=check_prompts
+    )
 
 
 def find_model(job: JobConfig, known: Mapping[str, list[Any]]) -> ModelFiles:
@@ -43,7 +47,15 @@ def make_engine(job: JobConfig, directory: Path) -> EngineLike:
 
 def make_feeder(request: FeedRequest) -> FeederLike:
     """Start the child that renders and tokenizes; raises JobError for what is wrong with every row."""
-    spec = preparer_spec(
+    return PromptFeeder(_spec(request), request.ranges)
+
+
+def check_prompts(request: FeedRequest) -> None:
+    """Compile and try the templates in a child; raises JobError for what is wrong with every row."""
+    feeder.check_prompts(_spec(request))
+
+
+def _spec(request: FeedRequest) -> PreparerSpec:
+    return preparer_spec(
         request.job, request.scan, request.model_directory, request.max_model_len, started=request.started
     )
-    return PromptFeeder(spec, request.ranges)

@@ -91,6 +91,9 @@ class Session:
 
     def make_engine(self) -> EngineLike:
         """Load the model; FingerprintMismatch where `auto` comes to something else than when the output was begun."""
+        self.watcher.phase("checking the prompts")
+        started = datetime.datetime.now()
+        self.services.check_prompts(FeedRequest(self.job, self.scan, (), self.model.directory, 1, started))
         self.watcher.phase("loading the model")
         engine = self.services.make_engine(self.job, self.model.directory)
         if self.plan is not None:
