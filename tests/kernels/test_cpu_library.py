@@ -29,7 +29,7 @@ def test_the_highest_level_is_used_unless_another_is_set() -> None:
 
 @needs_kernels
 def test_a_level_that_the_processor_lacks_is_refused() -> None:
-    with pytest.raises(ValueError, match="level must be one of portable.*got sse9"):
+    with pytest.raises(ValueError, match=r"level must be one of portable.*got sse9"):
         cpu.set_level("sse9")
 
 

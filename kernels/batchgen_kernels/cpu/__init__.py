@@ -12,10 +12,12 @@ from batchgen_kernels.cpu.library import (
     set_level,
     set_num_threads,
 )
+from batchgen_kernels.cpu.linear import PackedLinear
 
 __all__ = [
     "Features",
     "KernelsUnavailable",
+    "PackedLinear",
     "copy_blocks",
     "features",
     "is_available",

@@ -3,9 +3,20 @@
 
 static inline void tile_configure(const void *shape) { asm volatile("ldtilecfg (%0)" ::"r"(shape) : "memory"); }
 static inline void tile_release() { asm volatile("tilerelease" ::: "memory"); }
+// The operand of ldtilecfg.
+struct TileShape {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t bytes_per_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
 template <int T> static inline void tile_zero() { asm volatile("tilezero %%tmm%c0" ::"i"(T)); }
 template <int T> static inline void tile_load(const void *from, size_t stride_bytes) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride_bytes), "i"(T) : "memory");
+}
+// The same for what is read once: it does not drive the other operand out of the first cache.
+template <int T> static inline void tile_stream(const void *from, size_t stride_bytes) {
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride_bytes), "i"(T) : "memory");
 }
 template <int T> static inline void tile_store(void *to, size_t stride_bytes) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride_bytes), "i"(T) : "memory");

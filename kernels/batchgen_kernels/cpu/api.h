@@ -52,6 +52,22 @@ struct StoreArgs {
   int32_t num_threads;
 };
 
+// Weights [N, K] are packed as [N / 32][K / 32][2][16 pairs of K][16 columns of N][2], both sizes padded with zeros: the
+// B tiles of AMX, and the rows of the dot-product instructions, read from first to last.
+constexpr int kPanelColumns = 32;
+constexpr int kBlockDepth = 32;
+
+struct LinearArgs {
+  const void *x;        // [M, K] bf16, the last dimension contiguous
+  const void *packed;
+  const float *bias;    // [N] or null
+  void *out;            // [M, N] contiguous, bf16 or fp32
+  int64_t x_stride;
+  int32_t m, n, k;
+  int32_t out_dtype;
+  int32_t num_threads;
+};
+
 struct AttentionPlan;
 
 // What one processor level provides.
@@ -59,4 +75,5 @@ struct KernelTable {
   const char *name;
   void (*attention)(const AttentionArgs &, const AttentionPlan &);
   void (*store_kv)(const StoreArgs &);
+  void (*linear)(const LinearArgs &);
 };

@@ -171,7 +171,7 @@ template <class Tile> static void run_attention(const AttentionArgs &args, const
   }
 #pragma omp parallel num_threads(args.num_threads)
   {
-    Tile::begin_thread();
+    begin_tiles();
     Scratch &scratch = thread_scratch();
     for (const auto &phase : plan.phases) {
 #pragma omp for schedule(dynamic, 1)
@@ -180,7 +180,7 @@ template <class Tile> static void run_attention(const AttentionArgs &args, const
         AttentionTask<Tile>(args, plan, shared, phase[i], scratch).run();
       }
     }
-    Tile::end_thread();
+    end_tiles();
   }
 }
 

@@ -4,12 +4,6 @@
 // Pairs: two neighbours along the summed dimension share 32 bits. Values are interleaved by unpack instructions, which
 // permutes each 32 of them; value_lanes() puts them right when the result is read.
 
-struct TileShape {  // the operand of ldtilecfg
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t bytes_per_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
 static inline void transpose_16x16(__m512i r[16]) {
   __m512i t[16];
   for (int i = 0; i < 16; i += 4) {
@@ -33,17 +27,6 @@ template <typename Cache> class PairTile {
   using CacheType = Cache;
 
   static int value_width(int head_dim_v) { return (head_dim_v + 31) / 32 * 32; }
-
-#if BG_LEVEL >= 4
-  static void begin_thread() {
-    const TileShape shape;
-    tile_configure(&shape);
-  }
-  static void end_thread() { tile_release(); }
-#else
-  static void begin_thread() {}
-  static void end_thread() {}
-#endif
 
   PairTile(Scratch &scratch, int head_dim_k, int head_dim_v, int block_size, int num_tiles)
       : dim_k_(head_dim_k), dim_v_(head_dim_v), padded_k_((head_dim_k + 31) / 32 * 32), width_(value_width(head_dim_v)),
@@ -184,49 +167,37 @@ void PairTile<Cache>::weigh_values(float *weights, int, int begin, int end, floa
 
 #else
 
-static inline __m512 dot_pairs(__m512 sum, __m512i a, __m512i b) {
-  return _mm512_dpbf16_ps(sum, __m512bh(a), __m512bh(b));
-}
-static inline __m512i splat_pair(const uint16_t *p) {
-  int32_t pair;
-  std::memcpy(&pair, p, sizeof pair);
-  return _mm512_set1_epi32(pair);
-}
-
 template <typename Cache>
 void PairTile<Cache>::multiply_keys(int tile, int, int begin, int end, float *products) const {
   constexpr int kKeys = 8;
   const uint16_t *q = queries_ + size_t(tile) * padded_k_ * kLanes;
   for (int key = begin; key < end; key += kKeys) {
     const uint16_t *keys = key_rows_[key / kLanes] + size_t(key % kLanes) * padded_k_;
-    __m512 sum[kKeys];
-    for (int i = 0; i < kKeys; ++i) sum[i] = _mm512_setzero_ps();
+    Vec sum[kKeys];
+    for (int i = 0; i < kKeys; ++i) sum[i] = zero();
     for (int d = 0; d < padded_k_; d += 2) {
-      const __m512i query = _mm512_loadu_si512(q + d * kLanes);
-      for (int i = 0; i < kKeys; ++i) sum[i] = dot_pairs(sum[i], query, splat_pair(keys + i * padded_k_ + d));
+      const WeightPairs query = load_pairs(q + d * kLanes);
+      for (int i = 0; i < kKeys; ++i) sum[i] = add_pair(sum[i], splat_input(keys + i * padded_k_ + d), query);
     }
-    for (int i = 0; i < kKeys; ++i) _mm512_storeu_ps(products + (key + i) * kLanes, sum[i]);
+    for (int i = 0; i < kKeys; ++i) store(products + (key + i) * kLanes, sum[i]);
   }
 }
 
 template <int N>
 static inline void weigh_rows(const uint16_t *weights, const uint16_t *values, int width, int begin, int end, float *out) {
   for (int d = 0; d < width; d += 32) {
-    __m512 sum[N][2];
-    for (int i = 0; i < N; ++i) sum[i][0] = sum[i][1] = _mm512_setzero_ps();
+    Vec sum[N][2];
+    for (int i = 0; i < N; ++i) sum[i][0] = sum[i][1] = zero();
     for (int key = begin; key < end; key += 2) {
       const uint16_t *pairs = values + size_t(key) * width + d * 2;
-      const __m512i low = _mm512_loadu_si512(pairs), high = _mm512_loadu_si512(pairs + 32);
+      const WeightPairs low = load_pairs(pairs), high = load_pairs(pairs + 32);
       for (int i = 0; i < N; ++i) {
-        const __m512i weight = splat_pair(weights + i * kSegmentTokens + key);
-        sum[i][0] = dot_pairs(sum[i][0], weight, low);
-        sum[i][1] = dot_pairs(sum[i][1], weight, high);
+        const InputPair weight = splat_input(weights + i * kSegmentTokens + key);
+        sum[i][0] = add_pair(sum[i][0], weight, low);
+        sum[i][1] = add_pair(sum[i][1], weight, high);
       }
     }
-    for (int i = 0; i < N; ++i) {
-      _mm512_storeu_ps(out + i * width + d, sum[i][0]);
-      _mm512_storeu_ps(out + i * width + d + 16, sum[i][1]);
-    }
+    for (int i = 0; i < N; ++i) store(out + i * width + d, sum[i][0]), store(out + i * width + d + 16, sum[i][1]);
   }
 }
 

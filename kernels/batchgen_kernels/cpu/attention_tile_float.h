@@ -7,8 +7,6 @@ template <typename Query, typename Cache> class FloatTile {
   using CacheType = Cache;
 
   static int value_width(int head_dim_v) { return (head_dim_v + kLanes - 1) / kLanes * kLanes; }
-  static void begin_thread() {}
-  static void end_thread() {}
 
   FloatTile(Scratch &scratch, int head_dim_k, int head_dim_v, int, int num_tiles)
       : dim_k_(head_dim_k), dim_v_(head_dim_v), width_(value_width(head_dim_v)),

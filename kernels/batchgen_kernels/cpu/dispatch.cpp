@@ -74,7 +74,7 @@ const KernelTable &table() { return *kLevels[current_level.load(std::memory_orde
 }  // namespace
 
 // Bumped with every change of this interface: the binding refuses a library of another version.
-BG_EXPORT int bg_interface_version() { return 1; }
+BG_EXPORT int bg_interface_version() { return 2; }
 BG_EXPORT int bg_highest_level() { return kHighestLevel; }
 BG_EXPORT const char *bg_level_name(int level) { return kLevels[level]->name; }
 BG_EXPORT int bg_current_level() { return current_level; }
@@ -82,6 +82,26 @@ BG_EXPORT void bg_set_level(int level) { current_level = level; }
 
 BG_EXPORT void bg_paged_attention(const AttentionArgs *args) { table().attention(*args, plan_attention(*args)); }
 BG_EXPORT void bg_store_kv(const StoreArgs *args) { table().store_kv(*args); }
+
+BG_EXPORT void bg_linear(const LinearArgs *args) { table().linear(*args); }
+
+BG_EXPORT int64_t bg_linear_packed_size(int n, int k) {
+  const int64_t panels = (n + kPanelColumns - 1) / kPanelColumns, blocks = (k + kBlockDepth - 1) / kBlockDepth;
+  return panels * blocks * kPanelColumns * kBlockDepth;
+}
+
+// weight is [n, k] bf16 with the given row stride; packed holds bg_linear_packed_size elements.
+BG_EXPORT void bg_linear_pack(const uint16_t *weight, int64_t row_stride, int n, int k, uint16_t *packed) {
+  std::memset(packed, 0, sizeof(uint16_t) * size_t(bg_linear_packed_size(n, k)));
+  const int64_t blocks = (k + kBlockDepth - 1) / kBlockDepth;
+  for (int64_t column = 0; column < n; ++column)
+    for (int64_t depth = 0; depth < k; ++depth) {
+      const int64_t panel = column / kPanelColumns, half = column % kPanelColumns / 16, lane = column % 16;
+      const int64_t block = depth / kBlockDepth, pair = depth % kBlockDepth / 2;
+      packed[((((panel * blocks + block) * 2 + half) * 16 + pair) * 16 + lane) * 2 + depth % 2] =
+          weight[column * row_stride + depth];
+    }
+}
 
 // Copies block src over block dst in each cache, in order; pairs is [num_pairs, 2].
 BG_EXPORT void bg_copy_blocks(void *const *caches, const int64_t *block_bytes, int num_caches, const int64_t *pairs,

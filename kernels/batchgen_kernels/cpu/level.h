@@ -28,8 +28,17 @@ static inline uint16_t round_to_bf16(float value) {
 }
 
 #include "vec.h"
+#include "pairs.h"
 #if BG_LEVEL >= 4
 #include "amx.h"
+static inline void begin_tiles() {
+  const TileShape shape;
+  tile_configure(&shape);
+}
+static inline void end_tiles() { tile_release(); }
+#else
+static inline void begin_tiles() {}
+static inline void end_tiles() {}
 #endif
 #include "attention_segment.h"
 #include "attention_tile_float.h"
@@ -38,8 +47,9 @@ static inline uint16_t round_to_bf16(float value) {
 #endif
 #include "attention.h"
 #include "cache_ops.h"
+#include "linear.h"
 
 extern const KernelTable kTable;
-const KernelTable kTable = {BG_NAME, attention, store_kv};
+const KernelTable kTable = {BG_NAME, attention, store_kv, linear};
 
 }  // namespace BG_NAMESPACE

@@ -177,6 +177,17 @@ static inline Vec load_int8_first(const int8_t *p, int n) {
   return load_int8(whole);
 }
 
+// Thirty-two values; `stream` (where p is aligned to 64 bytes) keeps them out of the caches.
+static inline void store_bf16_32(uint16_t *p, Vec a, Vec b, bool stream) {
+#if BG_LEVEL >= 3
+  const __m512i both = __m512i(_mm512_cvtne2ps_pbh(b.x, a.x));
+  stream ? _mm512_stream_si512(reinterpret_cast<__m512i *>(p), both) : _mm512_storeu_si512(p, both);
+#else
+  (void)stream;
+  store_bf16(p, a), store_bf16(p + kLanes, b);
+#endif
+}
+
 static inline Vec zero() { return splat(0.0f); }
 
 // e^a with a relative error below 2e-7 for a in [-87, 88]; below it stays at e^-87 (never NaN for a = -inf);

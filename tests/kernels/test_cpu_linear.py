@@ -1,0 +1,119 @@
+"""The packed products equal fp32 products, and a row's bits do not depend on the rows beside it or on the threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from batchgen_kernels import cpu
+from torch import Tensor
+
+from tests.kernels.cpu_cases import needs_kernels
+
+pytestmark = needs_kernels
+
+LEVELS = cpu.levels() if cpu.is_available() else []
+SHAPES = [(960, 576), (576, 576), (576, 1536), (70, 100), (33, 31), (1, 1), (32, 32)]
+ROWS = [*range(1, 66), 127, 128, 129, 300, 512]
+
+
+@pytest.fixture(autouse=True)
+def _restore() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    cpu.set_level(LEVELS[-1])
+
+
+@pytest.fixture(params=LEVELS)
+def level(request: pytest.FixtureRequest) -> str:
+    """Each instruction-set level that this processor runs."""
+    cpu.set_level(request.param)
+    return str(request.param)
+
+
+def random_bf16(*shape: int, seed: int = 0) -> Tensor:
+    """Normal values."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.usefixtures("level")
+def test_packed_product_equals_the_fp32_product(shape: tuple[int, int]) -> None:
+    weight, bias, x = random_bf16(*shape), random_bf16(shape[0], seed=1), random_bf16(40, shape[1], seed=2)
+    exact = x.double() @ weight.double().T
+    for packed, expected in (
+        (cpu.PackedLinear(weight), exact),
+        (cpu.PackedLinear(weight, bias), exact + bias.double()),
+    ):
+        unrounded = packed(x, out_dtype=torch.float32)
+        torch.testing.assert_close(unrounded, expected.float(), atol=1e-5 * shape[1] ** 0.5, rtol=1e-5)
+        assert torch.equal(packed(x), unrounded.bfloat16())
+
+
+@pytest.mark.parametrize("shape", [(960, 576), (70, 100), (64, 1536)], ids=str)
+@pytest.mark.usefixtures("level")
+def test_a_row_has_the_same_bits_among_any_rows_and_threads(shape: tuple[int, int]) -> None:
+    packed, x = cpu.PackedLinear(random_bf16(*shape)), random_bf16(512, shape[1], seed=1)
+    whole = packed(x)
+    assert torch.equal(torch.cat([packed(row) for row in x[:40].split(1)]), whole[:40])
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for rows in ROWS if threads == 1 else (1, 31, 33, 129, 512):
+            assert torch.equal(packed(x[-rows:]), whole[-rows:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(960, 576), (576, 576), (3072, 576), (576, 1536), (49152, 576)], ids=str)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_every_shape_of_the_quickstart_model_is_invariant(shape: tuple[int, int], threads: int) -> None:
+    torch.set_num_threads(threads)
+    packed, x = cpu.PackedLinear(random_bf16(*shape)), random_bf16(512, shape[1], seed=1)
+    whole = packed(x)
+    for rows in ROWS:
+        assert torch.equal(packed(x[:rows]), whole[:rows])
+
+
+@pytest.mark.usefixtures("level")
+def test_merged_weights_give_the_bits_of_separate_ones() -> None:
+    first, second, x = random_bf16(40, 64), random_bf16(56, 64, seed=1), random_bf16(5, 64, seed=2)
+    merged = cpu.PackedLinear(torch.cat([first, second]))(x)
+    assert torch.equal(merged, torch.cat([cpu.PackedLinear(first)(x), cpu.PackedLinear(second)(x)], dim=-1))
+
+
+@pytest.mark.usefixtures("level")
+def test_inputs_may_have_any_leading_shape_and_row_stride() -> None:
+    packed, x = cpu.PackedLinear(random_bf16(48, 64)), random_bf16(6, 128, seed=1)
+    expected = packed(x[:, :64].contiguous())
+    assert torch.equal(packed(x[:, :64]), expected)
+    assert torch.equal(packed(x[:, :64].reshape(2, 3, 64)), expected.view(2, 3, 48))
+    assert packed(x[:0, :64]).shape == (0, 48)
+    out = torch.empty(6, 48)
+    assert packed(x[:, :64], out=out) is out
+    assert torch.equal(out.bfloat16(), expected)
+
+
+@pytest.mark.usefixtures("level")
+def test_a_row_of_nan_does_not_reach_its_neighbours() -> None:
+    packed, x = cpu.PackedLinear(random_bf16(40, 64)), random_bf16(20, 64, seed=1)
+    before = packed(x)
+    x[7] = float("nan")
+    after = packed(x)
+    assert after[7].isnan().all()
+    assert torch.equal(after[torch.arange(20) != 7], before[torch.arange(20) != 7])
+
+
+def test_what_does_not_fit_is_refused_by_name() -> None:
+    packed = cpu.PackedLinear(random_bf16(8, 16))
+    with pytest.raises(TypeError, match=r"weight must be torch.bfloat16, got torch.float32"):
+        cpu.PackedLinear(torch.zeros(4, 4))
+    with pytest.raises(ValueError, match=r"bias must be \[8\], got \[3\]"):
+        cpu.PackedLinear(random_bf16(8, 16), torch.zeros(3))
+    with pytest.raises(TypeError, match=r"x must be torch.bfloat16, got torch.float32"):
+        packed(torch.zeros(2, 16))
+    with pytest.raises(ValueError, match="x must end in 16 features"):
+        packed(random_bf16(2, 17))
+    with pytest.raises(ValueError, match=r"out must be contiguous \[2, 8\]"):
+        packed(random_bf16(2, 16), out=torch.zeros(2, 9))
