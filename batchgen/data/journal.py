@@ -195,13 +195,6 @@ class Journal:
                 self._files.unlink(path)
                 del self._keys[path]
 
-    def remove_all(self) -> None:
-        """Everything is committed: no segment is of use any more."""
-        self.close()
-        for name in self._files.list_directory(self._directory):
-            self._files.unlink(self._directory / name)
-        self._keys.clear()
-
     def close(self) -> None:
         """Give the open segment back, without writing anything."""
         self._end_segment()

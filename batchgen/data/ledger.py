@@ -84,6 +84,7 @@ class Ledger:
                 f"{self.paths.root}: has {found}, but no plan of batchgen that it could belong to; choose another "
                 f"output.path, or remove it"
             )
+        self._clear_temporaries()
         self.write_plan(plan)
         self._log = CommitLog(self.files, self.paths.commits, plan.fingerprint, 0)
 
@@ -100,6 +101,7 @@ class Ledger:
         recovery = Recovery(self.files, self.paths, self.attempt, inspect)
         recovered = recovery.run(read_log(self.files, self.paths.commits), plan.fingerprint)
         self._log, self.shards, self.notes = recovered
+        self._clear_temporaries()
 
     @property
     def next_number(self) -> int:
@@ -164,6 +166,11 @@ class Ledger:
         self._finish_overwriting()
         self._log, self.shards = None, {}
 
+    def clear_journal(self) -> None:
+        """Everything is committed: no segment of the journal is of use any more."""
+        for name in self.files.list_directory(self.paths.journal):
+            self.files.unlink(self.paths.journal / name)
+
     def close(self) -> None:
         """Release the lock."""
         self._lock.release()
@@ -171,6 +178,11 @@ class Ledger:
     def _open_log(self) -> CommitLog:
         assert self._log is not None, "begin or recover first"
         return self._log
+
+    def _clear_temporaries(self) -> None:
+        """Remove what dead runs left in tmp/; we hold the lock, so none of it is of a living one."""
+        for name in self.files.list_directory(self.paths.temporary):
+            self.files.unlink(self.paths.temporary / name)
 
     def _finish_overwriting(self) -> None:
         try:

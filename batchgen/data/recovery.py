@@ -1,4 +1,4 @@
-"""What the last run left behind: torn records, files without a record, half a replacement, temporaries."""
+"""What the last run left behind: torn records, files without a record, half a replacement."""
 
 from __future__ import annotations
 
@@ -52,7 +52,6 @@ class Recovery:
         problems = missing_or_resized(self._files, self._paths, shards)
         if problems:
             raise OutputDamaged("\n".join([*problems, repair_hint(self._paths.root)]))
-        self._clear_temporaries()
         return Recovered(log, shards, self._notes)
 
     def _set_aside(self, path: Path, reason: str) -> None:
@@ -91,11 +90,6 @@ class Recovery:
             self._notes.append(
                 f"{name}: was published by a run that died before it could record it; it is now recorded"
             )
-
-    def _clear_temporaries(self) -> None:
-        """Temporaries of dead runs; we hold the lock, so none is of a living one."""
-        for name in self._files.list_directory(self._paths.temporary):
-            self._files.unlink(self._paths.temporary / name)
 
 
 def _is_intended(found: FoundShard, intent: Record) -> bool:

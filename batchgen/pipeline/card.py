@@ -43,9 +43,9 @@ def card(job: JobConfig, num_rows: int, errors: Mapping[str, int], num_shards: i
 
 
 def write_card(files: OutputFiles, ledger: Ledger, text: str) -> None:
-    """Write the card, unless there is a README.md that is not ours."""
+    """Write the card where it is not there or says something else, unless there is a README.md that is not ours."""
     path = ledger.paths.card
-    if files.status(path) is None or is_own_card(files, path):
+    if files.status(path) is None or (is_own_card(files, path) and files.read(path) != text.encode()):
         files.replace(path, text.encode(), ledger.temporary("README.md"))
 
 

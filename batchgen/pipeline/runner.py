@@ -90,7 +90,7 @@ class _Work:
             self._commit_known(builder, journal, each)
         if rest:
             self._drive(builder, journal, rest, missing, stack)
-        journal.remove_all()
+        journal.close()
 
     def _commit_known(self, builder: ShardBuilder, journal: Journal, whole: WholeShard) -> None:
         self._session.ledger.commit(builder.write(whole))
@@ -131,8 +131,8 @@ class _Work:
         if problem is not None:
             raise BatchgenError(f"{session.ledger.paths.root}: {problem}; this is a bug, and nothing is lost")
         num_rows, errors = counts(shards)
-        if self._tally.num_rows_this_run or session.services.files.status(session.ledger.paths.card) is None:
-            write_card(session.services.files, session.ledger, card(session.job, num_rows, errors, len(shards)))
+        session.ledger.clear_journal()
+        write_card(session.services.files, session.ledger, card(session.job, num_rows, errors, len(shards)))
         check_error_rate(Tally(num_rows, num_rows, sum(errors.values())), session.job.run.max_error_rate)
 
     def report(self) -> JobReport:

@@ -191,15 +191,6 @@ def test_after_an_error_the_segment_is_not_written_again() -> None:
     assert backend.log.count("write /journal/a-000001.log") == 1
 
 
-def test_nothing_is_left_when_everything_is_committed() -> None:
-    backend = simulated()
-    first = journal(backend)
-    first.add_finished(finished(0))
-    first.sync()
-    first.remove_all()
-    assert backend.list_directory(HOME) == []
-
-
 def test_synced_rows_survive_a_loss_of_power_and_torn_ones_are_cut() -> None:
     for seed in range(50):
         backend = simulated()

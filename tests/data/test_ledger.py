@@ -279,6 +279,14 @@ def test_a_name_whose_sync_failed_is_taken_back(tmp_path: Path) -> None:
     assert reopened(tmp_path).shards == {}
 
 
+def test_no_journal_is_kept_when_everything_is_committed(tmp_path: Path) -> None:
+    ledger = begun(tmp_path)
+    (ledger.paths.journal / "a-000001.log").write_text("x")
+    ledger.clear_journal()
+    assert list(ledger.paths.journal.iterdir()) == []
+    ledger.close()
+
+
 def test_overwrite_removes_only_what_the_records_name(tmp_path: Path) -> None:
     committed(tmp_path, (0, 1), (1, 2))
     (tmp_path / "data" / "mine.parquet").write_text("mine")
