@@ -18,12 +18,13 @@ from typing import NamedTuple
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from transformers import PretrainedConfig, PreTrainedModel
 
 from batchgen import __version__
 from batchgen.engine.attention import ATTENTION_NAME, LayerAttention, StepInputs
 from batchgen.engine.layers import LayerSpec, layer_specs
-from batchgen.engine.miniature import VOCAB_SIZE, miniature_config, random_model
+from batchgen.engine.miniature import miniature_config, random_model
 from batchgen.engine.ops import REFERENCE
 from batchgen.engine.positions import freeze_rope
 from batchgen.engine.probe import AttentionCall, probe_attention
@@ -43,6 +44,10 @@ SCHEDULE = (((0, 5), (1, 13), (3, 8)), ((1, 11), (3, 1), (2, 1)), ((3, 13), (1, 
 """Per step (text, number of its next tokens): whole texts, chunks, single tokens, side by side."""
 
 
+_FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, StopIteration, TypeError, ValueError)
+"""What a forward pass that does not fit the architecture raises; each becomes the reason of a refusal."""
+
+
 class Chunk(NamedTuple):
     """The next tokens of one text in a step."""
 
@@ -54,7 +59,7 @@ class Chunk(NamedTuple):
 def check_architecture(config: PretrainedConfig) -> None:
     """Raise ModelError, by name and reason, if models of this config would run wrong."""
     text_config = config.get_text_config(decoder=True)
-    reason = refusal(text_config)
+    reason = refusal(config) or refusal(text_config)
     if reason is None:
         note = _note(text_config)
         reason = _remembered(note)
@@ -70,27 +75,27 @@ def difference(config: PretrainedConfig) -> str | None:
     try:
         small = miniature_config(config)
         eager = random_model(small, "eager")
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, StopIteration) as error:
+    except (*_FAILURES, StrictDataclassError) as error:
         return f"no miniature of it can be built to check it ({type(error).__name__}: {error})"
     try:
         return compare(eager, small)
     except ModelError as error:
         return str(error)
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, IndexError) as error:
+    except _FAILURES as error:
         return f"a forward pass over flattened tokens fails ({type(error).__name__}: {error})"
 
 
 def compare(model: PreTrainedModel, config: PretrainedConfig) -> str | None:
     """Run a small model both ways; say where they differ, or None."""
-    texts = _texts()
+    texts = _texts(config.vocab_size)
     freeze_rope(model, max(TEXT_LENGTHS))
     with torch.inference_mode():
-        expected = [model(input_ids=text.unsqueeze(0), use_cache=False).logits[0] for text in texts]
+        expected = [model(input_ids=text.unsqueeze(0)).logits[0] for text in texts]
         calls = probe_attention(model, ATTENTION_NAME)
         layers = layer_specs(calls, config)
         if len(calls) != config.num_hidden_layers:
-            return f"{config.num_hidden_layers} layers make {len(calls)} attention calls; the others keep other state"
-        actual = _paged_logits(model, calls, layers, texts)
+            return f"of {config.num_hidden_layers} layers only {len(calls)} call attention; the others keep other state"
+        actual = paged_logits(model, calls, layers, texts)
     spread = torch.cat(expected).std().item()
     for index, (own, paged) in enumerate(zip(expected, actual, strict=True)):
         error = (own - paged).abs().amax(-1) / spread
@@ -103,25 +108,20 @@ def compare(model: PreTrainedModel, config: PretrainedConfig) -> str | None:
     return None
 
 
-def _texts() -> list[torch.Tensor]:
+def _texts(vocab_size: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return [torch.randint(3, VOCAB_SIZE, (length,), generator=generator) for length in TEXT_LENGTHS]
+    return [torch.randint(min(3, vocab_size - 1), vocab_size, (length,), generator=generator) for length in TEXT_LENGTHS]
 
 
-def _paged_logits(
+def paged_logits(
     model: PreTrainedModel, calls: list[AttentionCall], layers: list[LayerSpec], texts: list[torch.Tensor]
 ) -> list[torch.Tensor]:
     """Logits of every text [length, V], computed together by SCHEDULE over shuffled blocks."""
     tables = _shuffled_tables()
     num_blocks = sum(len(table) for table in tables)
-    states = []
-    for call, spec in zip(calls, layers, strict=True):
-        caches = [
-            torch.full((num_blocks, spec.num_kv_heads, BLOCK_SIZE, size), torch.nan)
-            for size in (spec.head_dim_k, spec.head_dim_v)
-        ]
-        states.append(LayerAttention(REFERENCE, *caches, spec.window))
-        call.module.batchgen_attention = states[-1]  # type: ignore[assignment]
+    states = [_layer_state(spec, num_blocks) for spec in layers]
+    for call, state in zip(calls, states, strict=True):
+        call.module.batchgen_attention = state  # type: ignore[assignment]
     pieces: list[list[torch.Tensor]] = [[] for _ in texts]
     done = [0] * len(texts)
     for number, step in enumerate(SCHEDULE):
@@ -131,7 +131,12 @@ def _paged_logits(
             state.step = inputs
         input_ids = torch.cat([texts[chunk.text][chunk.start : chunk.stop] for chunk in chunks])
         positions = torch.cat([torch.arange(chunk.start, chunk.stop) for chunk in chunks])
-        output = model(input_ids=input_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False)
+        output = model(
+            input_ids=input_ids.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=torch.arange(len(input_ids)),
+        )
         for state in states:
             if state.num_calls != number + 1:
                 raise ModelError(f"a layer calls attention {state.num_calls} times in {number + 1} steps")
@@ -140,6 +145,13 @@ def _paged_logits(
             pieces[chunk.text].append(logits)
             done[chunk.text] = chunk.stop
     return [torch.cat(parts) for parts in pieces]
+
+
+def _layer_state(spec: LayerSpec, num_blocks: int) -> LayerAttention:
+    # NaN shows every read of a slot that was not written.
+    k_cache = torch.full((num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim_k), torch.nan)
+    v_cache = torch.full((num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim_v), torch.nan)
+    return LayerAttention(REFERENCE, k_cache, v_cache, spec.window)
 
 
 def _shuffled_tables() -> list[list[int]]:
