@@ -53,12 +53,14 @@ _SIZES = {
     "experts_per_token": 2,
     "moe_k": 2,
     "moe_topk": 2,
-    "num_kv_shared_layers": 0,
     "sliding_window": WINDOW,
     "sliding_window_size": WINDOW,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_expand": 2,
 }
 _KV_HEADS = ("num_key_value_heads", "num_global_key_value_heads", "swa_num_key_value_heads", "num_kv_heads")
 _LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -78,6 +80,8 @@ def miniature_config(config: PretrainedConfig) -> PretrainedConfig:
         small["word_embed_proj_dim"] = _HIDDEN
     if "first_k_dense_replace" in small:
         small["first_k_dense_replace"] = sum(index < values["first_k_dense_replace"] for index in kept)
+    if "num_kv_shared_layers" in small:
+        small["num_kv_shared_layers"] = sum(index >= num_layers - values["num_kv_shared_layers"] for index in kept)
     if "head_dim" in small:
         # In models with latent attention it is the size of the rotary part.
         is_rotary = "qk_rope_head_dim" in small and values["head_dim"] == values["qk_rope_head_dim"]
@@ -114,13 +118,15 @@ def _kept_layers(values: dict[str, Any], num_layers: int) -> list[int]:
         for key, value in values.items()
         if key not in _INDEX_LISTS and isinstance(value, list) and len(value) == num_layers
     ]
-    dense = values.get("first_k_dense_replace", 0)
+    dense = values.get("first_k_dense_replace") or 0
+    first_shared = num_layers - (values.get("num_kv_shared_layers") or 0)
     seen: dict[str, int] = {}
     kept = []
     for index in range(num_layers):
         own = (values.get("per_layer_config") or {}).get(f"{index:02d}")
         lists = [index in values[name] for name in _INDEX_LISTS if isinstance(values.get(name), list)]
-        kind = repr([*(setting[index] for setting in settings), index < dense, own, lists])
+        borders = [index < dense, index < first_shared]
+        kind = repr([*(setting[index] for setting in settings), *borders, own, lists])
         seen[kind] = seen.get(kind, 0) + 1
         if seen[kind] <= _LAYERS_OF_A_KIND:
             kept.append(index)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging as transformers_logging
@@ -94,13 +95,20 @@ def resolve_dtype(directory: Path, config: PretrainedConfig, dtype: str | torch.
     for named in (getattr(text_config, "dtype", None), getattr(config, "dtype", None)):
         if isinstance(named, torch.dtype):
             return named
-    for file in sorted(directory.glob("*.safetensors")):
-        with safe_open(file, "pt") as weights:
-            for name in weights.keys():  # noqa: SIM118 - no mapping, it only has keys()
-                stored = weights.get_slice(name).get_dtype()
-                if stored in _STORED_DTYPES:
-                    return _STORED_DTYPES[stored]
-    return torch.float32
+    return _stored_dtype(directory) or torch.float32
+
+
+def _stored_dtype(directory: Path) -> torch.dtype | None:
+    try:
+        for file in sorted(directory.glob("*.safetensors")):
+            with safe_open(file, "pt") as weights:
+                for name in weights.keys():  # noqa: SIM118 - no mapping, it only has keys()
+                    stored = weights.get_slice(name).get_dtype()
+                    if stored in _STORED_DTYPES:
+                        return _STORED_DTYPES[stored]
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{directory}: the weights cannot be read ({error}); fetch them again") from error
+    return None
 
 
 def _read_config(directory: Path, trust_remote_code: bool) -> PretrainedConfig:
@@ -110,7 +118,7 @@ def _read_config(directory: Path, trust_remote_code: bool) -> PretrainedConfig:
         raise ModelError(f"{directory}: {kind} needs Python code from its own repository, which is not run unasked")
     try:
         return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=trust_remote_code)
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, OSError, StrictDataclassError) as error:
         raise ModelError(f"{directory}: config.json ({kind}) cannot be read: {error}") from error
 
 
@@ -129,7 +137,7 @@ def _load_weights(
                 output_loading_info=True,
                 trust_remote_code=trust_remote_code,
             )
-    except (ValueError, KeyError, TypeError, OSError, ImportError, RuntimeError) as error:
+    except (ValueError, KeyError, TypeError, OSError, ImportError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"{directory}: the weights of {config.model_type} cannot be loaded: {error}") from error
     # transformers would fill what is missing with random numbers.
     absent = sorted({*info["missing_keys"], *(str(entry) for entry in info["mismatched_keys"])})

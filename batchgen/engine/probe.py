@@ -96,16 +96,7 @@ def probe_attention(model: PreTrainedModel, attention_name: str) -> list[Attenti
     Leaves the model set to `attention_name`. Raises ModelError where a model does not let attention be set, makes
     a mask of its own, calls a module twice, or passes what we do not know.
     """
-    recorder = _Recorder()
-    AttentionInterface.register(PROBE_NAME, recorder)
-    model.set_attn_implementation(PROBE_NAME)
-    try:
-        with torch.inference_mode():
-            token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
-            model(input_ids=token, position_ids=token, use_cache=False)
-    finally:
-        model.set_attn_implementation(attention_name)
-    calls = recorder.calls
+    calls = attention_calls(model, attention_name)
     kind = model.config.model_type
     if not calls:
         raise ModelError(f"{kind}: no layer calls the attention function that transformers lets us set")
@@ -117,3 +108,17 @@ def probe_attention(model: PreTrainedModel, attention_name: str) -> list[Attenti
         if call.unknown:
             raise ModelError(f"{kind}: layer {call.layer_idx} passes {', '.join(call.unknown)} to attention")
     return calls
+
+
+def attention_calls(model: PreTrainedModel, attention_name: str) -> list[AttentionCall]:
+    """As `probe_attention`, with nothing checked."""
+    recorder = _Recorder()
+    AttentionInterface.register(PROBE_NAME, recorder)
+    model.set_attn_implementation(PROBE_NAME)
+    try:
+        with torch.inference_mode():
+            token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+            model(input_ids=token, position_ids=token, use_cache=False)
+    finally:
+        model.set_attn_implementation(attention_name)
+    return recorder.calls
