@@ -37,8 +37,13 @@ class SamplingParams(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     n: Annotated[int, Field(ge=1, description="Samples returned per prompt.")] = 1
+    best_of: Annotated[
+        int | None,
+        Field(ge=1, description="Samples drawn, of which the n with the highest mean log-probability are returned."),
+    ] = None
     temperature: Annotated[
-        float, Field(ge=0, allow_inf_nan=False, description="0 is greedy: the most likely token, the lowest id on ties.")
+        float,
+        Field(ge=0, allow_inf_nan=False, description="0 is greedy: the most likely token, the lowest id on ties."),
     ] = 1.0
     top_k: Annotated[
         int | None, Field(ge=-1, description="Keep the k most likely tokens; null, 0 and -1 keep all, 1 is greedy.")
@@ -46,20 +51,85 @@ class SamplingParams(BaseModel):
     top_p: Annotated[
         float, Field(gt=0, le=1, description="Keep the smallest set of tokens with at least this probability.")
     ] = 1.0
+    min_p: Annotated[
+        float, Field(ge=0, le=1, description="Drop tokens less likely than this share of the most likely one.")
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        Field(gt=0, allow_inf_nan=False, description="Divides positive logits of tokens seen in prompt or output."),
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, Field(ge=-2, le=2, description="Taken off the logits of tokens that were generated.")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, Field(ge=-2, le=2, description="Taken off once for each time a token was generated.")
+    ] = 0.0
+    logit_bias: Annotated[
+        dict[int, float], Field(description="Added to the logits of token ids, before the penalties.")
+    ] = {}
+    bad_words: Annotated[
+        tuple[str, ...], Field(description="Words that are never generated, with and without a space before them.")
+    ] = ()
+    min_tokens: Annotated[
+        int, Field(ge=0, description="No eos, stop id or stop string ends a sample before this many tokens.")
+    ] = 0
     max_tokens: Annotated[
-        int | None, Field(ge=0, description="Most tokens generated per sample; null: as many as the context leaves.")
+        int | None,
+        Field(
+            ge=0, description="Most tokens generated per sample; null: as many as the context leaves; 0: score only."
+        ),
     ] = None
     stop: Annotated[
         tuple[str, ...], Field(description="Strings that end a sample; the text is cut before the earliest match.")
     ] = ()
     stop_token_ids: Annotated[tuple[int, ...], Field(description="Token ids that end a sample, besides eos.")] = ()
+    include_stop: Annotated[bool, Field(description="Leave the stop string or stop token in the text.")] = False
     ignore_eos: Annotated[bool, Field(description="Go on past end-of-sequence ids.")] = False
+    logprobs: Annotated[
+        int | None,
+        Field(ge=0, description="Raw log-probabilities of each drawn token and of this many most likely ones."),
+    ] = None
+    prompt_logprobs: Annotated[
+        int | None, Field(ge=0, description="The same for each token of the prompt but the first.")
+    ] = None
     seed: Annotated[
         int | None,
         Field(ge=0, le=MAX_SEED, description="Seed of the random numbers; null: drawn once, shown and stored."),
     ] = None
+    beam: Annotated[BeamParams | None, Field(description="Beam search in place of sampling.")] = None
+
+    @model_validator(mode="after")
+    def _check(self) -> SamplingParams:
+        if self.best_of is not None and self.best_of < self.n:
+            raise ValueError(f"best_of is {self.best_of}, but n asks for {self.n} of them; raise best_of")
+        if self.max_tokens is not None and 0 < self.max_tokens < self.min_tokens:
+            raise ValueError(f"min_tokens is {self.min_tokens}, but max_tokens only {self.max_tokens}")
+        if any(not word for word in (*self.stop, *self.bad_words)):
+            raise ValueError("stop and bad_words must not hold an empty string")
+        if self.beam is not None:
+            self._check_beam()
+        return self
+
+    def _check_beam(self) -> None:
+        for name, neutral in (("n", 1), ("best_of", None), ("top_k", None), ("top_p", 1.0), ("min_p", 0.0)):
+            if getattr(self, name) != neutral:
+                raise ValueError(
+                    f"{name} goes with sampling, not with beam; leave it out (beam.num_return returns more)"
+                )
+        if self.temperature not in (0.0, 1.0):
+            raise ValueError("temperature goes with sampling, not with beam; leave it out")
 
     @property
     def is_greedy(self) -> bool:
         """Whether every token is the argmax, so that no random number is drawn."""
         return self.temperature == 0 or self.top_k == 1
+
+    @property
+    def num_sequences(self) -> int:
+        """Samples that are drawn; for beams the one that the search starts from."""
+        return self.best_of or self.n
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the tokens seen so far change the logits."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from batchgen.engine.block_pool import BlockPool, OutOfBlocks
@@ -73,3 +75,19 @@ class BlockTable:
             self.pool.free(block_id)
         del self.block_ids[:]
         self.num_tokens = 0
+
+
+def blocks_to_append(tables: Iterable[BlockTable]) -> int:
+    """Blocks that one more slot in each of `tables` takes; the last owner of a shared tail needs no copy of it."""
+    num_new = 0
+    writers: Counter[int] = Counter()
+    pool: BlockPool | None = None
+    for table in tables:
+        pool = table.pool
+        if table.num_tokens == len(table.block_ids) * pool.block_size:
+            num_new += 1
+        else:
+            writers[table.block_ids[-1]] += 1
+    if pool is None:
+        return 0
+    return num_new + sum(count - (pool.ref_count(tail) == count) for tail, count in writers.items())

@@ -2,41 +2,66 @@
 
 from __future__ import annotations
 
-from batchgen.engine.sequence import Sequence, SequenceGroup
+from batchgen.engine.beam import FinishedBeam
+from batchgen.engine.sequence import Ending, Sequence, SequenceGroup
 from batchgen.records import Completion, Sample
 from batchgen.tokenizer import Tokenizer
 
 
 def completion_of(group: SequenceGroup, tokenizer: Tokenizer | None) -> Completion:
     """The completion of a group whose sequences have all ended."""
-    prompt_token_ids = group.prompt_token_ids.tolist()
+    if group.search is not None:
+        num_return = group.search.params.num_return or group.search.params.width
+        samples = [_beam_sample(beam, group, tokenizer) for beam in group.search.finished[:num_return]]
+    else:
+        samples = [_sample_of(sequence, tokenizer) for sequence in _best(group)]
     return Completion(
         prompt_index=group.prompt_index,
-        prompt_token_ids=prompt_token_ids,
-        samples=[_sample_of(sequence, prompt_token_ids, tokenizer) for sequence in group.sequences],
+        prompt_token_ids=group.prompt_token_ids.tolist(),
+        samples=samples,
         error=group.error,
+        prompt_logprobs=group.prompt_logprobs,
         cached_tokens=group.cached_tokens,
     )
 
 
-def _sample_of(sequence: Sequence, prompt_token_ids: list[int], tokenizer: Tokenizer | None) -> Sample:
+def _best(group: SequenceGroup) -> list[Sequence]:
+    """With best_of the n samples of the highest mean log-probability, the best first; else all, by number."""
+    if group.params.best_of is None:
+        return group.sequences
+    by_mean = sorted(group.sequences, key=lambda s: (-s.cumulative_logprob / max(1, s.num_generated), s.sample))
+    return by_mean[: group.params.n]
+
+
+def _beam_sample(beam: FinishedBeam, group: SequenceGroup, tokenizer: Tokenizer | None) -> Sample:
+    sample = _sample(group, beam.token_ids, beam.ending, tokenizer)
+    sample.cumulative_logprob, sample.logprobs, sample.score = beam.cumulative_logprob, beam.logprobs, beam.score
+    return sample
+
+
+def _sample_of(sequence: Sequence, tokenizer: Tokenizer | None) -> Sample:
     group = sequence.group
-    if sequence.finish_reason is None:
+    if sequence.ending is None:
         # A failed sample has no text: what it had so far would be truncated silently.
         return Sample(token_ids=[], text=None, finish_reason=None, seed=group.seed)
-    token_ids = sequence.generated_token_ids
-    text, text_complete = sequence.text, True
+    sample = _sample(group, sequence.generated_token_ids, sequence.ending, tokenizer)
+    sample.cumulative_logprob, sample.logprobs, sample.seed = sequence.cumulative_logprob, sequence.logprobs, group.seed
+    return sample
+
+
+def _sample(group: SequenceGroup, token_ids: list[int], ending: Ending, tokenizer: Tokenizer | None) -> Sample:
+    text, text_complete = ending.text, True
+    if text is not None and group.params.include_stop:
+        text += str(ending.stop_reason)
     if text is None and tokenizer is not None:
         # The token that ended it is kept among the ids, but is no part of the text.
-        shown = token_ids[:-1] if token_ids and token_ids[-1] in group.stop_token_ids else token_ids
-        text, text_complete = tokenizer.decode_completion(prompt_token_ids, shown)
+        hidden = token_ids[-1:] if token_ids and token_ids[-1] in group.stop_token_ids else []
+        shown = token_ids if group.params.include_stop else token_ids[: len(token_ids) - len(hidden)]
+        text, text_complete = tokenizer.decode_completion(group.prompt_token_ids, shown)
     return Sample(
         token_ids=token_ids,
         text=text,
-        finish_reason=sequence.finish_reason,
-        stop_reason=sequence.stop_reason,
+        finish_reason=ending.finish_reason,
+        stop_reason=ending.stop_reason,
         text_complete=text_complete,
-        cumulative_logprob=sequence.cumulative_logprob,
-        seed=group.seed,
-        logprobs=sequence.logprobs,
     )

@@ -10,13 +10,12 @@ from itertools import repeat
 
 import torch
 
+from batchgen.engine.batch import Batch, LogitsLayout
 from batchgen.engine.completions import completion_of
 from batchgen.engine.loading import EngineOptions, EngineParts, load_parts
 from batchgen.engine.metrics import EngineMetrics
-from batchgen.engine.model_runner import logits_rows
 from batchgen.engine.requests import RequestBuilder, RequestRefused
-from batchgen.engine.scheduler import Batch
-from batchgen.engine.sequence import SequenceGroup
+from batchgen.engine.sequence import Sequence, SequenceGroup
 from batchgen.errors import EngineStalled
 from batchgen.records import Completion, PartialSample, Prompt, RowError
 from batchgen.sampling_params import MAX_SEED, SamplingParams
@@ -147,8 +146,7 @@ class Engine:
         `params` is one for all, or one per prompt. What is wrong with one prompt is its completion's `error`; nothing
         is raised for it. Closing the iterator drops what is in flight.
         """
-        one_for_all = params is None or isinstance(params, SamplingParams)
-        each_params = repeat(params) if one_for_all else iter(params)
+        each_params = repeat(params) if params is None or isinstance(params, SamplingParams) else iter(params)
         source = iter(prompts)
         positions: dict[int, int] = {}
         next_position = 0
@@ -230,16 +228,33 @@ class Engine:
     def _run(self, batch: Batch) -> None:
         try:
             logits_RV = self._runner.execute(batch)
-            drawn = self._sampler.sample(logits_RV, logits_rows(batch), [sequence for _, sequence in batch.samples])
+            layout = batch.logits_layout()
+            drawn = self._sampler.sample(logits_RV, *_rows_of(batch.samples, layout))
+            continuations = self._sampler.continuations(logits_RV, *_rows_of(batch.beams, layout))
+            self._score_prompts(batch, logits_RV, layout)
         except (torch.OutOfMemoryError, MemoryError) as error:
             self._recover(batch, error)
             return
-        self._scheduler.update(batch, drawn.token_ids, drawn.logprobs)
+        self._scheduler.update(batch, drawn, continuations)
         self._metrics.num_steps += 1
-        self._metrics.num_drawn_tokens += len(drawn.token_ids)
+        self._metrics.num_drawn_tokens += len(drawn)
         self._metrics.num_computed_tokens += batch.num_tokens
         if self._metrics.num_steps % KV_SAMPLE_STEPS == 0:
             self._metrics.sample_kv(self._scheduler.useful_share(), self._scheduler.pool.num_shared)
+
+    def _score_prompts(self, batch: Batch, logits_RV: torch.Tensor, layout: LogitsLayout) -> None:
+        """Log-probabilities of prompt tokens, each from the logits of the token before it."""
+        for index in batch.scored:
+            sequence, start, num_tokens = batch.chunks[index]
+            group = sequence.group
+            assert group.prompt_logprobs is not None
+            followers = group.prompt_token_ids[start + 1 : start + 1 + num_tokens].tolist()
+            first = layout.scored_row[index]
+            top = group.params.prompt_logprobs or 0
+            group.prompt_logprobs[start + 1 : start + 1 + len(followers)] = self._sampler.score(
+                logits_RV[first : first + len(followers)], followers, top
+            )
+            group.num_scored = max(group.num_scored, start + 1 + len(followers))
 
     def _recover(self, batch: Batch, error: Exception) -> None:
         """The step did not fit: go on with half the tokens; a sequence that fails alone becomes a row error."""
@@ -256,6 +271,10 @@ class Engine:
         self._metrics.num_prompt_tokens += group.num_prompt_tokens
         self._metrics.num_generated_tokens += sum(len(sample.token_ids) for sample in completion.samples)
         return completion
+
+
+def _rows_of(entries: list[tuple[int, Sequence]], layout: LogitsLayout) -> tuple[list[int], list[Sequence]]:
+    return [layout.last_row[index] for index, _ in entries], [sequence for _, sequence in entries]
 
 
 def _as_prompt(prompt: str | list[int] | Prompt, position: int) -> Prompt:

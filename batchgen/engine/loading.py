@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from batchgen_kernels.segments import SEGMENT_TOKENS
 
+from batchgen.engine.batch import Batch, Draw
+from batchgen.engine.beam import Continuation
 from batchgen.engine.block_pool import BlockPool
 from batchgen.engine.kv_cache import KVCache, LayerShape
 from batchgen.engine.linear import pack_linears
@@ -17,10 +19,11 @@ from batchgen.engine.model_loader import LoadedModel, load_model
 from batchgen.engine.model_runner import ModelRunner
 from batchgen.engine.ops import select_ops
 from batchgen.engine.prefix_cache import PrefixCache
-from batchgen.engine.sampler import Draws, Sampler
-from batchgen.engine.scheduler import Batch, Scheduler
+from batchgen.engine.sampler import Sampler
+from batchgen.engine.scheduler import Scheduler
 from batchgen.engine.sequence import Sequence
 from batchgen.errors import JobError
+from batchgen.records import TokenLogprob
 from batchgen.resources import locate_model
 from batchgen.tokenizer import Tokenizer
 from batchgen.units import parse_bytes
@@ -36,15 +39,25 @@ class Runner(Protocol):
     """What computes batches: the ModelRunner, or a fake one."""
 
     def execute(self, batch: Batch) -> torch.Tensor:
-        """Logits [R, V], one row per chunk that is sampled from, in the order of the chunks."""
+        """Logits [R, V], the rows of `batch.logits_layout()`."""
         ...
 
 
 class Drawer(Protocol):
-    """What draws tokens: the Sampler, or a fake one."""
+    """What turns logits into tokens: the Sampler, or a fake one."""
 
-    def sample(self, logits_LV: torch.Tensor, rows: list[int], sequences: list[Sequence]) -> Draws:
+    def sample(self, logits_LV: torch.Tensor, rows: list[int], sequences: list[Sequence]) -> list[Draw]:
         """One draw per sequence, from the logits row beside it."""
+        ...
+
+    def continuations(
+        self, logits_LV: torch.Tensor, rows: list[int], beams: list[Sequence]
+    ) -> list[list[Continuation]]:
+        """The best next tokens of each live beam."""
+        ...
+
+    def score(self, logits_RV: torch.Tensor, token_ids: list[int], top: int) -> list[list[TokenLogprob]]:
+        """Log-probabilities of given tokens, one per row."""
         ...
 
 

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from batchgen.engine.attention import LayerAttention, StepInputs
+from batchgen.engine.batch import Batch
 from batchgen.engine.kv_cache import KVCache
 from batchgen.engine.model_loader import LoadedModel
 from batchgen.engine.ops import Ops
-from batchgen.engine.scheduler import Batch
 
 
 class ModelRunner:
@@ -39,24 +39,20 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> torch.Tensor:
-        """Compute the batch; returns logits [R, V] in the model's dtype, one row per chunk that `batch.samples` names.
-
-        Rows stand in the order of the chunks; several samples may share a row (`logits_rows`).
-        """
+        """Compute the batch; returns logits [R, V] in the model's dtype, the rows of `batch.logits_layout()`."""
         if batch.copies:
             self.ops.copy_blocks(self._copied, torch.tensor(batch.copies, dtype=torch.int64, device=self.device))
         input_ids_T, positions_T, step = self._inputs(batch)
-        rows = sorted({index for index, _ in batch.samples})
-        last_R = step.query_starts_S1[1:][rows].to(torch.int64) - 1
+        wanted_R = torch.tensor(batch.logits_layout().tokens, dtype=torch.int64, device=self.device)
         for layer in self.layers:
             layer.step = step
-        output = self.model(
+        logits_1RV: torch.Tensor = self.model(
             input_ids=input_ids_T.unsqueeze(0),
             position_ids=positions_T.unsqueeze(0),
             use_cache=False,
-            logits_to_keep=last_R,
-        )
-        return output.logits[0]
+            logits_to_keep=wanted_R,
+        ).logits
+        return logits_1RV[0]
 
     def _inputs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, StepInputs]:
         block_size = self.cache.block_size
@@ -79,14 +75,6 @@ class ModelRunner:
 
     def _to_device(self, values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> torch.Tensor:
         return torch.from_numpy(values).to(self.device, non_blocking=True)
-
-
-def logits_rows(batch: Batch) -> list[int]:
-    """For each entry of `batch.samples` the row of `execute`'s result."""
-    rows: dict[int, int] = {}
-    for index in sorted({index for index, _ in batch.samples}):
-        rows[index] = len(rows)
-    return [rows[index] for index, _ in batch.samples]
 
 
 def _block_tables(batch: Batch) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
-from batchgen.engine.sequence import Sequence, SequenceGroup, Status
-from batchgen.records import FinishReason, PartialSample, Prompt, RowError
+from batchgen.engine.beam import BeamSearch
+from batchgen.engine.sequence import Ending, Sequence, SequenceGroup, Status
+from batchgen.records import PartialSample, Prompt, RowError
 from batchgen.sampling_params import SamplingParams
-from batchgen.tokenizer import StopStringMatcher, Tokenizer
+from batchgen.tokenizer import RenderedPrompt, StopStringMatcher, Tokenizer
 
 
 class RequestRefused(Exception):
@@ -32,12 +33,9 @@ class RequestBuilder:
 
     def build(self, prompt_index: int, prompt: Prompt, params: SamplingParams) -> SequenceGroup:
         """A group with its sequences; raises RequestRefused."""
-        token_ids = self._token_ids(prompt)
+        token_ids = self._token_ids(prompt, params)
         seed = self.default_seed if params.seed is None else params.seed
         room = self.max_model_len - len(token_ids)
-        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        if params.stop and self.tokenizer is None:
-            raise RequestRefused("stop_without_tokenizer", "stop strings need a tokenizer, and the model has none")
         group = SequenceGroup(
             prompt_index=prompt_index,
             prompt_token_ids=token_ids,
@@ -45,13 +43,19 @@ class RequestBuilder:
             source=prompt.source,
             row=prompt_index if prompt.row is None else prompt.row,
             seed=seed,
-            max_tokens=max_tokens,
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             stop_token_ids=self._stop_token_ids(params),
+            stops=self._stops(params),
+            bad_words=self._bad_words(params),
         )
+        if params.prompt_logprobs is not None:
+            group.prompt_logprobs = [None] * len(token_ids)
+        if params.beam is not None and group.max_tokens > 0:
+            group.search = BeamSearch(params.beam, len(group.stop_token_ids), group.max_tokens)
         self._add_sequences(group, prompt.partial)
         return group
 
-    def _token_ids(self, prompt: Prompt) -> array[int]:
+    def _token_ids(self, prompt: Prompt, params: SamplingParams) -> array[int]:
         if prompt.token_ids is not None:
             ids = prompt.token_ids
         elif prompt.text is None:
@@ -65,45 +69,55 @@ class RequestBuilder:
         bad = next((token_id for token_id in ids if not 0 <= token_id < self.vocab_size), None)
         if bad is not None:
             raise RequestRefused("bad_token_id", f"token id {bad} is outside the vocabulary of {self.vocab_size}")
-        if len(ids) >= self.max_model_len:
-            raise RequestRefused(
-                "prompt_too_long",
-                f"the prompt has {len(ids)} tokens, and the model's context of {self.max_model_len} no room for more",
+        if len(ids) + (params.max_tokens != 0) > self.max_model_len:
+            message = (
+                f"the prompt has {len(ids)} tokens, and the model's context of {self.max_model_len} no room for more"
             )
+            raise RequestRefused("prompt_too_long", message)
         return array("i", ids)
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
-        eos = frozenset() if params.ignore_eos else self.eos_token_ids
+        eos: frozenset[int] = frozenset() if params.ignore_eos else self.eos_token_ids
         return eos | frozenset(params.stop_token_ids)
 
+    def _stops(self, params: SamplingParams) -> StopStringMatcher | None:
+        if not params.stop:
+            return None
+        if self.tokenizer is None:
+            raise RequestRefused("no_tokenizer", "stop strings need a tokenizer, and the model has none")
+        return StopStringMatcher(self.tokenizer, params.stop)
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        if not params.bad_words:
+            return ()
+        if self.tokenizer is None:
+            raise RequestRefused("no_tokenizer", "bad_words need a tokenizer, and the model has none")
+        # A word stands at the start of a text or after a space, and has other tokens there.
+        spellings = [RenderedPrompt(space + word, (), False) for word in params.bad_words for space in ("", " ")]
+        return tuple({tuple(ids): None for ids in self.tokenizer.encode_batch(spellings)})
+
     def _add_sequences(self, group: SequenceGroup, partial: list[PartialSample]) -> None:
-        begun = {sample.sample: sample for sample in partial}
-        group.num_unfinished = group.params.n
+        begun = {sample.sample: sample for sample in partial if group.search is None}
+        num_sequences = group.params.num_sequences
+        group.num_unfinished = num_sequences
         # Samples that an earlier run began differ already after the prompt, so each one stands alone.
-        group.has_unborn = group.params.n > 1 and not begun
-        for index in range(group.params.n):
-            sequence = Sequence(group, index, group.prompt_token_ids[:])
+        group.has_unborn = num_sequences > 1 and group.max_tokens > 0 and not begun
+        for index in range(num_sequences):
+            sequence = group.new_sequence(index)
             if group.has_unborn and index > 0:
                 sequence.status = Status.UNBORN
-            if group.params.stop and self.tokenizer is not None:
-                matcher = StopStringMatcher(self.tokenizer, group.params.stop)
-                sequence.matcher = matcher.start(group.prompt_token_ids.tolist())
             if index in begun:
                 self._resume(sequence, begun[index])
-            elif group.max_tokens == 0:
-                self._end(sequence, "length")
+            elif group.max_tokens == 0 and not sequence.is_scored:
+                sequence.ending = Ending("length")
+            if sequence.ending is not None:
+                sequence.status = Status.FINISHED
+                group.num_unfinished -= 1
             group.sequences.append(sequence)
 
-    def _resume(self, sequence: Sequence, begun: PartialSample) -> None:
+    @staticmethod
+    def _resume(sequence: Sequence, begun: PartialSample) -> None:
         for token_id in begun.token_ids:
             sequence.append(token_id)
         sequence.cumulative_logprob = begun.cumulative_logprob
         sequence.logprobs = begun.logprobs
-        if sequence.finish_reason is not None:
-            self._end(sequence, sequence.finish_reason)
-
-    @staticmethod
-    def _end(sequence: Sequence, reason: FinishReason) -> None:
-        sequence.finish_reason = reason
-        sequence.status = Status.FINISHED
-        sequence.group.num_unfinished -= 1

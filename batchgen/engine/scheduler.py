@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
+from itertools import groupby
 
-from batchgen.engine.admission import admission_order
+from batchgen.engine.batch import Batch, Draw, ScheduledChunk
+from batchgen.engine.beam import Candidate, Continuation
 from batchgen.engine.block_pool import BlockPool, OutOfBlocks
-from batchgen.engine.block_table import BlockCopy, BlockTable
-from batchgen.engine.prefix_cache import CachedBlock, PrefixCache
-from batchgen.engine.sequence import Sequence, SequenceGroup, Status
+from batchgen.engine.block_table import BlockTable, blocks_to_append
+from batchgen.engine.prefix_cache import PrefixCache
+from batchgen.engine.sequence import Ending, Sequence, SequenceGroup, Status
+from batchgen.engine.waiting import WaitingQueue, age
 from batchgen.records import RowError
 
-
-class ScheduledChunk(NamedTuple):
-    """The next `num_tokens` uncomputed tokens of a sequence, from `start` on."""
-
-    sequence: Sequence
-    start: int
-    num_tokens: int
-
-
-@dataclass(slots=True)
-class Batch:
-    """One step, as data: copies first, then all chunks in one forward pass, then one draw per entry of `samples`."""
-
-    chunks: list[ScheduledChunk] = field(default_factory=list)
-    copies: list[BlockCopy] = field(default_factory=list)
-    samples: list[tuple[int, Sequence]] = field(default_factory=list)
-    """(index of the chunk whose last token's logits are used, sequence that gets the drawn token)."""
-    published: list[CachedBlock] = field(default_factory=list)
-    """Links that became findable in this step and must be withdrawn if it fails."""
-    num_tokens: int = 0
+NO_ALLOWED_TOKEN = RowError("no_allowed_token", "every token was banned, or the model's logits were not finite")
 
 
 @dataclass(slots=True)
@@ -45,10 +27,6 @@ class SchedulerMetrics:
     num_copies: int = 0
     num_cached_tokens: int = 0
     peak_blocks_held: int = 0
-
-
-def _age(sequence: Sequence) -> tuple[int, int]:
-    return (sequence.group.age, sequence.sample)
 
 
 class Scheduler:
@@ -73,45 +51,36 @@ class Scheduler:
         self.max_sequences = max_sequences
         self.metrics = SchedulerMetrics()
         self.running: list[Sequence] = []
-        self._window: list[SequenceGroup] = []
-        self._queue: deque[Sequence] = deque()
-        self._preempted: list[Sequence] = []
+        self._waiting = WaitingQueue(pool.block_size)
         self._finished: list[SequenceGroup] = []
         self._next_age = 0
 
     @property
     def num_waiting(self) -> int:
         """Sequences that hold no blocks yet, or not any more."""
-        return len(self._window) + len(self._queue) + len(self._preempted)
+        return len(self._waiting)
 
     @property
     def has_unfinished(self) -> bool:
         """Whether another step is needed."""
-        return bool(self.running or self._preempted or self._queue or self._window)
+        return bool(self.running or self._waiting)
 
     def add(self, group: SequenceGroup) -> None:
         """Queue a group; it is admitted in the order of `admission_order` among what waits with it."""
-        slots = self.pool.num_blocks * self.pool.block_size
-        if group.params.max_tokens is not None and group.num_prompt_tokens + group.max_tokens > slots:
-            message = (
-                f"the prompt's {group.num_prompt_tokens} tokens and max_tokens {group.max_tokens} need more than the "
-                f"{slots} slots of the KV cache; raise engine.kv_cache_memory or lower sampling.max_tokens"
-            )
-            self._fail_group(group, RowError("kv_capacity", message))
+        error = self._check_capacity(group)
+        if error is not None:
+            self._fail_group(group, error)
         elif group.num_unfinished == 0:
             self._finished.append(group)
         else:
-            self._window.append(group)
+            self._waiting.add(group)
 
     def abort(self, group: SequenceGroup) -> None:
         """Drop a group between steps, whatever its state; its blocks are free again."""
         for sequence in group.sequences:
-            self._release(sequence)
-            sequence.status = Status.FINISHED
+            self._leave(sequence)
         self._forget_finished()
-        self._window = [waiting for waiting in self._window if waiting is not group]
-        self._queue = deque(sequence for sequence in self._queue if sequence.group is not group)
-        self._preempted = [sequence for sequence in self._preempted if sequence.group is not group]
+        self._waiting.discard(group)
 
     def schedule(self) -> Batch:
         """Plan the next step; empty when nothing can run (see `take_finished` for groups that failed instead)."""
@@ -129,15 +98,27 @@ class Scheduler:
         self.metrics.peak_blocks_held = max(self.metrics.peak_blocks_held, self.pool.num_held)
         return batch
 
-    def update(self, batch: Batch, token_ids: Iterable[int], logprobs: Iterable[float]) -> None:
-        """Account for a step that ran: one drawn token id and its raw log-probability per entry of `batch.samples`."""
+    def update(self, batch: Batch, draws: Iterable[Draw], continuations: Iterable[list[Continuation]] = ()) -> None:
+        """Account for a step that ran: a draw per entry of `samples`, the best next tokens per entry of `beams`."""
         self.pool.end_step()
         for sequence, _, num_tokens in batch.chunks:
             sequence.num_computed_tokens += num_tokens
-        for (_, sequence), token_id, logprob in zip(batch.samples, token_ids, logprobs, strict=True):
-            sequence.cumulative_logprob += logprob
-            if sequence.append(token_id):
+            if sequence.group.max_tokens == 0 and sequence.num_computed_tokens == len(sequence.token_ids):
+                sequence.ending = Ending("length")
                 self._finish(sequence)
+        for (_, sequence), draw in zip(batch.samples, draws, strict=True):
+            if not draw.ok:
+                self.fail_sample(sequence, NO_ALLOWED_TOKEN)
+                continue
+            sequence.cumulative_logprob += draw.logprob
+            if draw.alternatives is not None:
+                sequence.logprobs = [*(sequence.logprobs or ()), draw.alternatives]
+            if sequence.append(draw.token_id):
+                self._finish(sequence)
+        beams = zip(batch.beams, continuations, strict=True)
+        for _, entries in groupby(beams, key=lambda entry: id(entry[0][1].group)):
+            live, tokens = zip(*((sequence, tokens) for (_, sequence), tokens in entries), strict=True)
+            self._advance_beams(list(live), list(tokens))
         self._forget_finished()
 
     def fail_sample(self, sequence: Sequence, error: RowError) -> None:
@@ -148,9 +129,8 @@ class Scheduler:
     def rollback(self, batch: Batch) -> None:
         """A step failed: nothing it would have written counts, and its sequences wait to be computed anew."""
         self.pool.end_step()
-        for sequence in self.running:
-            self._preempt(sequence)
-        self.running.clear()
+        while self.running:
+            self._preempt_youngest()
         if self.prefix_cache is not None:
             for link in batch.published:
                 self.prefix_cache.withdraw(link)
@@ -185,7 +165,7 @@ class Scheduler:
 
     def describe_waiting(self, limit: int = 8) -> str:
         """For the watchdog: the first sequences that do not get on, and what they hold."""
-        waiting = [*self.running, *self._preempted, *self._queue, *(g.sequences[0] for g in self._window)]
+        waiting = [*self.running, *self._waiting]
         named = ", ".join(
             f"prompt {s.group.prompt_index} sample {s.sample} ({s.status.name.lower()}, "
             f"{s.num_computed_tokens} of {len(s.token_ids)} tokens)"
@@ -207,7 +187,10 @@ class Scheduler:
         for sequence in self.running[:]:
             if sequence.status is not Status.RUNNING:
                 continue
-            if len(sequence.token_ids) - sequence.num_computed_tokens > 1:
+            if sequence.group.search is not None and sequence.num_generated > 0:
+                if sequence is sequence.group.sequences[0]:
+                    self._schedule_beams(batch, sequence.group)
+            elif len(sequence.token_ids) - sequence.num_computed_tokens > 1:
                 chunked.append(sequence)
             elif self._reserve_slot(batch, sequence):
                 self._add_chunk(batch, sequence, 1)
@@ -223,17 +206,32 @@ class Scheduler:
             try:
                 copy = table.append_slots(1)
             except OutOfBlocks:
-                if len(self.running) == 1:
+                if self.running[0].group is sequence.group and len(self.running) == 1:
                     self._fail_alone(sequence)
-                    return False
-                victim = self.running.pop()
-                self._preempt(victim)
-                if victim is sequence:
+                else:
+                    self._preempt_youngest()
+                if sequence.status is not Status.RUNNING:
                     return False
             else:
                 if copy is not None:
                     batch.copies.append(copy)
                 return True
+
+    def _schedule_beams(self, batch: Batch, group: SequenceGroup) -> None:
+        """One token for every live beam of the group, or none: they are compared with each other after the step."""
+        tables = [sequence.table for sequence in group.sequences if sequence.table is not None]
+        while blocks_to_append(tables) > self.pool.num_free:
+            if self.running[0].group is group and self.running[-1].group is group:
+                self._fail_alone(group.sequences[0])
+            else:
+                self._preempt_youngest()
+            if group.sequences[0].status is not Status.RUNNING or group.sequences[0].num_generated == 0:
+                return
+        for sequence, table in zip(group.sequences, tables, strict=True):
+            copy = table.append_slots(1)
+            if copy is not None:
+                batch.copies.append(copy)
+            self._add_chunk(batch, sequence, 1)
 
     def _schedule_chunk(self, batch: Batch, sequence: Sequence) -> None:
         remaining = len(sequence.token_ids) - sequence.num_computed_tokens
@@ -248,8 +246,13 @@ class Scheduler:
         batch.num_tokens += num_tokens
         if self.prefix_cache is not None and end // self.pool.block_size > len(sequence.chain):
             self._publish(batch, sequence, end)
-        if end == len(sequence.token_ids):
-            index = len(batch.chunks) - 1
+        index = len(batch.chunks) - 1
+        if sequence.is_scored:
+            batch.scored.append(index)
+        if end == len(sequence.token_ids) and sequence.group.max_tokens > 0:
+            if sequence.group.search is not None:
+                batch.beams.append((index, sequence))
+                return
             batch.samples.append((index, sequence))
             if sequence.sample == 0 and sequence.group.has_unborn:
                 self._fork_samples(batch, sequence, index)
@@ -270,58 +273,109 @@ class Scheduler:
 
     def _fork_samples(self, batch: Batch, root: Sequence, chunk_index: int) -> None:
         """The other samples are born from the prompt's blocks; all draw their first token from the same logits."""
-        assert root.table is not None
-        for sequence in root.group.sequences[1:]:
-            sequence.token_ids = root.token_ids[:]
-            batch.samples.append((chunk_index, sequence))
+        group = root.group
+        for index in range(1, len(group.sequences)):
             if len(self.running) < self.max_sequences:
-                sequence.table = root.table.fork()
-                sequence.chain = root.chain[:]
+                sequence = root.fork(index)
                 sequence.num_computed_tokens = len(root.token_ids)
                 self._start(sequence)
             else:
-                # They take their first token now and their turn later.
-                sequence.status = Status.WAITING
-                insort(self._preempted, sequence, key=_age)
-        root.group.has_unborn = False
+                # It takes its first token now and its turn later.
+                sequence = group.new_sequence(index)
+                self._waiting.put_back(sequence)
+            group.sequences[index] = sequence
+            batch.samples.append((chunk_index, sequence))
+        group.has_unborn = False
+
+    # ---- beams
+
+    def _advance_beams(self, live: list[Sequence], continuations: list[list[Continuation]]) -> None:
+        group = live[0].group
+        search = group.search
+        assert search is not None
+        if not any(continuations):
+            self._fail_group(group, NO_ALLOWED_TOKEN)
+            return
+        survivors = search.advance(live, continuations)
+        if search.is_done:
+            for sequence in live:
+                self._leave(sequence)
+            group.num_unfinished = 0
+            self._finished.append(group)
+        else:
+            group.sequences = self._reparent(live, survivors)
+
+    def _reparent(self, live: list[Sequence], survivors: list[Candidate]) -> list[Sequence]:
+        """The next live beams: a parent's first child takes over its blocks, further ones share them."""
+        first = {candidate.parent: rank for rank, candidate in reversed(list(enumerate(survivors)))}
+        places = iter(sorted(set(range(live[0].group.num_places)) - {live[parent].sample for parent in first}))
+        for parent, sequence in enumerate(live):
+            if parent not in first:
+                self._leave(sequence)
+        children = [
+            live[candidate.parent] if first[candidate.parent] == rank else live[candidate.parent].fork(next(places))
+            for rank, candidate in enumerate(survivors)
+        ]
+        for sequence, (parent, score, token) in zip(children, survivors, strict=True):
+            sequence.score = score
+            sequence.cumulative_logprob += token.raw_logprob
+            if token.alternatives is not None:
+                sequence.logprobs = [*(sequence.logprobs or ()), token.alternatives]
+            sequence.append(token.token_id)
+            if sequence is not live[parent]:
+                self._start(sequence)
+        return children
 
     # ---- admission
 
     def _admit(self, batch: Batch) -> None:
-        while batch.num_tokens < self.max_batch_tokens and len(self.running) < self.max_sequences:
-            sequence = self._next_waiting()
-            if sequence is None:
+        room = self.max_sequences - self._num_places_taken()
+        while batch.num_tokens < self.max_batch_tokens:
+            sequence = self._waiting.peek()
+            if sequence is None or sequence.group.num_places > room:
                 return
             has_blocks = self._take_blocks(sequence)
             if not has_blocks and self.running:
                 return
-            self._leave_queue(sequence)
+            self._waiting.pop()
             if has_blocks:
+                room -= sequence.group.num_places
                 self._start(sequence)
                 self._schedule_chunk(batch, sequence)
+                room = min(room, self.max_sequences - len(self.running))
             else:
                 self._fail_alone(sequence)
 
-    def _next_waiting(self) -> Sequence | None:
-        if self._preempted:
-            return self._preempted[0]
-        if not self._queue and self._window:
-            for group in admission_order(self._window, self.pool.block_size):
-                self._queue.extend(s for s in group.sequences if s.status is Status.WAITING)
-            self._window.clear()
-        return self._queue[0] if self._queue else None
+    def _num_places_taken(self) -> int:
+        """Running sequences, and those that beam searches among them may still grow to."""
+        searches = {id(s.group): s.group for s in self.running if s.group.search is not None}
+        return len(self.running) + sum(group.num_places - len(group.sequences) for group in searches.values())
 
-    def _leave_queue(self, sequence: Sequence) -> None:
-        if self._preempted:
-            self._preempted.remove(sequence)
-        else:
-            self._queue.remove(sequence)
+    def _check_capacity(self, group: SequenceGroup) -> RowError | None:
+        """What makes the group impossible in this pool, whatever else runs."""
+        size = self.pool.block_size
+        places = group.num_places
+        if places > self.max_sequences:
+            return RowError("kv_capacity", f"{places} beams are more than the {self.max_sequences} of max_sequences")
+        if group.params.max_tokens is None:
+            return None
+        shared, tail = divmod(group.num_prompt_tokens, size)
+        # Beams share the prompt's full blocks; each has a tail, and one more block while it is copied.
+        blocks = shared + places * (-(-(tail + group.max_tokens) // size)) + (places if places > 1 else 0)
+        if blocks <= self.pool.num_blocks:
+            return None
+        message = (
+            f"the prompt's {group.num_prompt_tokens} tokens and max_tokens {group.max_tokens} need {blocks} blocks, "
+            f"and the KV cache has {self.pool.num_blocks}; raise engine.kv_cache_memory or lower sampling.max_tokens"
+        )
+        return RowError("kv_capacity", message)
 
     def _take_blocks(self, sequence: Sequence) -> bool:
         """Blocks for all tokens that the sequence has, cached ones first; nothing has changed when it returns False."""
         table = BlockTable(self.pool)
         num_tokens = len(sequence.token_ids)
-        if self.prefix_cache is not None:
+        # Where the prompt's own log-probabilities are wanted, every token must be computed.
+        if self.prefix_cache is not None and not sequence.is_scored:
             # The last token is never served from the cache: its logits are needed to sample.
             sequence.chain = self.prefix_cache.match(sequence.token_ids, num_tokens - 1)
             table.adopt([link.block_id for link in sequence.chain])
@@ -344,16 +398,28 @@ class Scheduler:
 
     def _start(self, sequence: Sequence) -> None:
         sequence.status = Status.RUNNING
-        insort(self.running, sequence, key=_age)
+        insort(self.running, sequence, key=age)
 
     # ---- leaving
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Take the blocks away; the caller takes it out of `running`."""
-        self._release(sequence)
-        sequence.status = Status.WAITING
-        insort(self._preempted, sequence, key=_age)
+    def _preempt_youngest(self) -> None:
+        """Take the blocks of the youngest sequence; a beam search gives all of its back and starts anew later."""
         self.metrics.num_preemptions += 1
+        victim = self.running[-1]
+        group = victim.group
+        if group.search is None:
+            self.running.pop()
+            self._release(victim)
+            victim.status = Status.WAITING
+            self._waiting.put_back(victim)
+            return
+        for sequence in group.sequences:
+            self._leave(sequence)
+        self._forget_finished()
+        root = group.new_sequence(0)
+        group.sequences = [root]
+        group.search = group.search.restarted()
+        self._waiting.put_back(root)
 
     def _release(self, sequence: Sequence) -> None:
         if sequence.table is not None:
@@ -362,11 +428,14 @@ class Scheduler:
         sequence.chain = []
         sequence.num_computed_tokens = 0
 
-    def _finish(self, sequence: Sequence) -> None:
-        if sequence.status is Status.WAITING and sequence in self._preempted:
-            self._preempted.remove(sequence)
+    def _leave(self, sequence: Sequence) -> None:
         self._release(sequence)
         sequence.status = Status.FINISHED
+
+    def _finish(self, sequence: Sequence) -> None:
+        if sequence.status is Status.WAITING:
+            self._waiting.remove(sequence)
+        self._leave(sequence)
         group = sequence.group
         group.num_unfinished -= 1
         if group.num_unfinished == 0:
@@ -376,17 +445,22 @@ class Scheduler:
         self.running = [sequence for sequence in self.running if sequence.status is Status.RUNNING]
 
     def _fail_alone(self, sequence: Sequence) -> None:
-        """The sequence has the whole pool and wants more."""
+        """The sequence, or its beam search, has the whole pool and wants more."""
+        group = sequence.group
         message = (
             f"{len(sequence.token_ids)} tokens fill the KV cache of {self.pool.num_blocks} blocks of "
             f"{self.pool.block_size} slots; raise engine.kv_cache_memory or set sampling.max_tokens"
         )
-        unborn = sequence.group.sequences[1:] if sequence.group.has_unborn else []
-        sequence.group.has_unborn = False
-        for failed in (sequence, *unborn):
-            self.fail_sample(failed, RowError("kv_capacity", message))
+        error = RowError("kv_capacity", message)
+        if group.search is not None or group.has_unborn:
+            self._fail_group(group, error)
+        else:
+            self.fail_sample(sequence, error)
 
     def _fail_group(self, group: SequenceGroup, error: RowError) -> None:
         group.has_unborn = False
+        group.error = group.error or error
         for sequence in group.sequences:
-            self.fail_sample(sequence, error)
+            self._leave(sequence)
+        group.num_unfinished = 0
+        self._finished.append(group)

@@ -110,7 +110,9 @@ def compare(model: PreTrainedModel, config: PretrainedConfig) -> str | None:
 
 def _texts(vocab_size: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return [torch.randint(min(3, vocab_size - 1), vocab_size, (length,), generator=generator) for length in TEXT_LENGTHS]
+    return [
+        torch.randint(min(3, vocab_size - 1), vocab_size, (length,), generator=generator) for length in TEXT_LENGTHS
+    ]
 
 
 def paged_logits(

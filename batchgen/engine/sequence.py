@@ -5,19 +5,21 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from batchgen.engine.token_history import TokenHistory
 from batchgen.records import FinishReason, RowError, TokenLogprob
 from batchgen.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from batchgen.engine.beam import BeamSearch
     from batchgen.engine.block_table import BlockTable
     from batchgen.engine.prefix_cache import CachedBlock
-    from batchgen.tokenizer import StopMatcher
+    from batchgen.stop_strings import StopMatcher, StopStringMatcher
 
 
 class Status(Enum):
-    """Where a sequence is; WAITING ones hold no blocks."""
+    """Where a sequence is; only RUNNING ones hold blocks."""
 
     UNBORN = auto()
     """A sample that forks off when its group's prompt is computed."""
@@ -26,12 +28,23 @@ class Status(Enum):
     FINISHED = auto()
 
 
+class Ending(NamedTuple):
+    """Why a sequence ended."""
+
+    finish_reason: FinishReason
+    stop_reason: int | str | None = None
+    """The stop id or stop string; None for eos, as in OpenAI's answers, and for length."""
+    text: str | None = None
+    """Where a stop string ended it: the text before it."""
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One sample or beam: `token_ids` is the prompt and what was generated."""
 
     group: SequenceGroup
     sample: int
+    """Number of the sample, which keys its random numbers; of a beam only a place among the live ones."""
     token_ids: array[int]
     status: Status = Status.WAITING
     table: BlockTable | None = None
@@ -42,35 +55,66 @@ class Sequence:
     """Tokens whose K and V are in the cache."""
     cumulative_logprob: float = 0.0
     logprobs: list[list[TokenLogprob]] | None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
+    score: float = 0.0
+    """Beams: sum of the processed log-probabilities."""
+    ending: Ending | None = None
     matcher: StopMatcher | None = None
-    text: str | None = None
-    """Set where a stop string cut it; else the text is decoded at the end."""
+    history: TokenHistory | None = None
+    """Kept where penalties need it."""
 
     @property
     def num_generated(self) -> int:
         """Tokens after the prompt."""
         return len(self.token_ids) - self.group.num_prompt_tokens
 
-    def append(self, token_id: int) -> bool:
-        """Take a drawn token; True if the sequence ends with it, `finish_reason` then says why."""
-        group = self.group
-        self.token_ids.append(token_id)
-        if token_id in group.stop_token_ids:
-            self.finish_reason = "stop"
-            # As in OpenAI's and vLLM's answers, eos itself gives no stop_reason.
-            self.stop_reason = token_id if token_id in group.params.stop_token_ids else None
-        elif self.matcher is not None and (match := self.matcher.append(token_id)) is not None:
-            self.finish_reason, self.stop_reason, self.text = "stop", match.stop, match.text
-        elif self.num_generated >= group.max_tokens:
-            self.finish_reason = "length"
-        return self.finish_reason is not None
-
     @property
     def generated_token_ids(self) -> list[int]:
         """Ids after the prompt."""
         return self.token_ids[self.group.num_prompt_tokens :].tolist()
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the logits of its prompt are wanted, and so none of it may come from the cache."""
+        return self.sample == 0 and self.group.needs_scores
+
+    def append(self, token_id: int) -> bool:
+        """Take a drawn token; True if the sequence ends with it, `ending` then says why."""
+        self.token_ids.append(token_id)
+        if self.history is not None:
+            self.history.append(token_id)
+        group = self.group
+        if token_id in group.stop_token_ids:
+            self.ending = group.stopped_by(token_id)
+        elif self.matcher is not None and (match := self.matcher.append(token_id)) is not None:
+            self.ending = Ending("stop", match.stop, match.text)
+        elif len(self.token_ids) - group.num_prompt_tokens >= group.max_tokens:
+            self.ending = _LENGTH
+        return self.ending is not None
+
+    def ending_with(self, token_id: int) -> Ending | None:
+        """How the sequence would end with `token_id`; nothing is appended."""
+        if token_id in self.group.stop_token_ids:
+            return self.group.stopped_by(token_id)
+        if self.matcher is not None and (match := self.matcher.fork().append(token_id)) is not None:
+            return Ending("stop", match.stop, match.text)
+        return _LENGTH if self.num_generated + 1 >= self.group.max_tokens else None
+
+    def fork(self, sample: int) -> Sequence:
+        """A twin that shares the blocks until one of both writes."""
+        return Sequence(
+            group=self.group,
+            sample=sample,
+            token_ids=self.token_ids[:],
+            status=self.status,
+            table=None if self.table is None else self.table.fork(),
+            chain=self.chain[:],
+            num_computed_tokens=self.num_computed_tokens,
+            cumulative_logprob=self.cumulative_logprob,
+            logprobs=None if self.logprobs is None else self.logprobs[:],
+            score=self.score,
+            matcher=None if self.matcher is None else self.matcher.fork(),
+            history=None if self.history is None else self.history.fork(),
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -86,18 +130,54 @@ class SequenceGroup:
     max_tokens: int
     """Resolved: what was asked for, at most what the context leaves."""
     sequences: list[Sequence] = field(default_factory=list)
+    """Samples by number; of a beam search the live beams, best first."""
+    search: BeamSearch | None = None
     num_unfinished: int = 0
     error: RowError | None = None
     stop_token_ids: frozenset[int] = frozenset()
     """Ids that end a sample: eos ids, unless ignored, and params.stop_token_ids."""
+    stops: StopStringMatcher | None = None
+    """Finds params.stop in the text."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token ids of params.bad_words."""
     has_unborn: bool = False
     """Whether samples 1.. still wait to be forked from sample 0."""
     age: int = -1
     """Order of first admission, -1 before it; the largest is preempted first."""
     cached_tokens: int = 0
     """Prompt tokens that the first admission found in the cache."""
+    prompt_logprobs: list[list[TokenLogprob] | None] | None = None
+    """Where asked for: one entry per prompt token, filled in as the prompt is computed; the first stays None."""
+    num_scored: int = 1
+    """Prompt tokens whose entry is final."""
 
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompt alone."""
         return len(self.prompt_token_ids)
+
+    @property
+    def num_places(self) -> int:
+        """Running sequences that the group may grow to at once."""
+        return 1 if self.search is None else self.search.params.width
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether logits of prompt tokens are still to be looked at."""
+        return self.prompt_logprobs is not None and self.num_scored < self.num_prompt_tokens
+
+    def new_sequence(self, sample: int) -> Sequence:
+        """A sequence that waits with the prompt alone."""
+        sequence = Sequence(self, sample, self.prompt_token_ids[:])
+        if self.stops is not None:
+            sequence.matcher = self.stops.start(self.prompt_token_ids, self.params.min_tokens)
+        if self.params.has_penalties:
+            sequence.history = TokenHistory(self.prompt_token_ids)
+        return sequence
+
+    def stopped_by(self, token_id: int) -> Ending:
+        """The ending by one of `stop_token_ids`."""
+        return Ending("stop", token_id if token_id in self.params.stop_token_ids else None)
+
+
+_LENGTH = Ending("length")

@@ -1,0 +1,73 @@
+"""One step as data: what the scheduler plans, the model runner executes and the sampler draws for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from batchgen.engine.block_table import BlockCopy
+from batchgen.engine.prefix_cache import CachedBlock
+from batchgen.engine.sequence import Sequence
+from batchgen.records import TokenLogprob
+
+
+class ScheduledChunk(NamedTuple):
+    """The next `num_tokens` uncomputed tokens of a sequence, from `start` on."""
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+
+
+class LogitsLayout(NamedTuple):
+    """Which tokens of the flattened step have their logits computed, and in which row."""
+
+    tokens: list[int]
+    """Index in the flattened step, one per logits row."""
+    last_row: dict[int, int]
+    """By chunk: the row of its last token."""
+    scored_row: dict[int, int]
+    """By scored chunk: the row of its first token; the others follow."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """Copies run first, then all chunks in one forward pass, then one draw per entry of `samples` and `beams`."""
+
+    chunks: list[ScheduledChunk] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+    samples: list[tuple[int, Sequence]] = field(default_factory=list)
+    """(index of the chunk whose last token's logits are used, sequence that gets the drawn token)."""
+    beams: list[tuple[int, Sequence]] = field(default_factory=list)
+    """(index of the chunk, live beam); the beams of a group stand together, best first."""
+    scored: list[int] = field(default_factory=list)
+    """Indexes of the chunks of which all logits are wanted, for log-probabilities of the prompt."""
+    published: list[CachedBlock] = field(default_factory=list)
+    """Links that became findable in this step and must be withdrawn if it fails."""
+    num_tokens: int = 0
+
+    def logits_layout(self) -> LogitsLayout:
+        """Rows of the sampled chunks first, in their order, then all tokens of the scored ones."""
+        ends: list[int] = []
+        end = 0
+        for chunk in self.chunks:
+            end += chunk.num_tokens
+            ends.append(end)
+        sampled = sorted({index for index, _ in (*self.samples, *self.beams)})
+        tokens = [ends[index] - 1 for index in sampled]
+        scored_row: dict[int, int] = {}
+        for index in self.scored:
+            scored_row[index] = len(tokens)
+            tokens.extend(range(ends[index] - self.chunks[index].num_tokens, ends[index]))
+        return LogitsLayout(tokens, {index: row for row, index in enumerate(sampled)}, scored_row)
+
+
+class Draw(NamedTuple):
+    """What was drawn for one entry of `Batch.samples`."""
+
+    token_id: int
+    logprob: float
+    """Raw: before temperature and filters."""
+    ok: bool = True
+    """False where every token was masked, or the logits were not finite."""
+    alternatives: list[TokenLogprob] | None = None
