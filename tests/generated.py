@@ -16,6 +16,7 @@ from typing import Any
 
 from batchgen.commands.schema import schema_text
 from batchgen.config import OPERATIONAL_KEYS, OPERATIONAL_SECTIONS, job_schema
+from tests.models_page import models_page
 
 ROOT = Path(__file__).parent.parent
 NOTICE = "<!-- Made by `make generate`; edit what it is made from. -->\n"
@@ -114,6 +115,7 @@ def generated_files() -> dict[str, str]:
         "schemas/job.v1.schema.json": schema_text(),
         "docs/job-file.md": job_file_page(),
         "docs/cli.md": cli_page(),
+        "docs/models.md": models_page(NOTICE),
     }
 
 

@@ -86,16 +86,18 @@ def _tekken() -> list[pre_tokenizers.PreTokenizer]:
     return [_split(_TEKKEN), _bytes(use_regex=False)]
 
 
-_PRE_TOKENIZERS: dict[str, Callable[[], list[pre_tokenizers.PreTokenizer]]] = {
-    **dict.fromkeys(("gpt-2", "olmo", "jais", "phi-2"), _gpt2),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _single_digits),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "smaug-bpe", "dbrx", "pixtral-llama3"), _llama3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), _qwen2),
+PRE_TOKENIZERS: dict[str, Callable[[], list[pre_tokenizers.PreTokenizer]]] = {
+    "gpt-2": _gpt2,
+    **dict.fromkeys(("smollm", "starcoder", "refact"), _single_digits),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "smaug-bpe"), _llama3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _qwen2),
     "tekken": _tekken,
 }
-_NFC = {"qwen2", "deepseek-r1-qwen", "megrez"}
+"""`tokenizer.ggml.pre` -> the steps before byte-level BPE."""
+
+_NFC = {"qwen2"}
 _IGNORE_MERGES = {"llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"}
-_BOS_BY_DEFAULT = {"llama-bpe", "llama3", "llama-v3", "tekken"}
+_BOS_BY_DEFAULT = {"llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"}
 
 
 def write_tokenizer(gguf: GGUFFile, directory: Path) -> list[int]:
@@ -135,8 +137,8 @@ def write_tokenizer(gguf: GGUFFile, directory: Path) -> list[int]:
 
 def _byte_level(gguf: GGUFFile, tokens: list[str]) -> Tokenizer:
     pre = gguf.metadata.get("tokenizer.ggml.pre")
-    if pre not in _PRE_TOKENIZERS:
-        known = ", ".join(sorted(_PRE_TOKENIZERS))
+    if pre not in PRE_TOKENIZERS:
+        known = ", ".join(sorted(PRE_TOKENIZERS))
         raise ModelError(f"{gguf.path}: pre-tokenizer {pre!r} is not supported; supported are {known}")
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     merges = []
@@ -148,7 +150,7 @@ def _byte_level(gguf: GGUFFile, tokens: list[str]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in _IGNORE_MERGES))
     if pre in _NFC:
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(_PRE_TOKENIZERS[pre]())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(PRE_TOKENIZERS[pre]())
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
