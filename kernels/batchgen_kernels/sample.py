@@ -11,180 +11,173 @@ best perturbed scores of a step all but tie. No row's result depends on another 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from batchgen_kernels.philox import GROUP_DRAWS, gumbel, random_bits
-from batchgen_kernels.reduction import tree_sum
-from batchgen_kernels.top_filters import Filters, kept_tokens
+from batchgen_kernels.launch import Launch, next_power_of_2, runs_on_triton
+from batchgen_kernels.sample_filters import filter_kernel
+from batchgen_kernels.sample_kernels import bias_kernel, draw_kernel, group_kernel, penalty_kernel
+from batchgen_kernels.sample_reference import log_normalizer, sample_reference
+from batchgen_kernels.sample_types import GROUP_TOKENS, SampleParams, SampleResult, TokenBias, TokenCounts
 
-GROUP_TOKENS = 256
-"""Token ids per group; part of the fingerprint: other values draw other tokens."""
+__all__ = [
+    "GROUP_TOKENS",
+    "SampleParams",
+    "SampleResult",
+    "TokenBias",
+    "TokenCounts",
+    "log_normalizer",
+    "sample",
+    "sample_launches",
+    "sample_reference",
+    "sample_triton",
+]
 
-MIN_TEMPERATURE = 1e-30
-"""Lower ones (but 0) act as this, so that no score overflows."""
+BLOCK_N = 256
+"""Edits per program."""
 
-ROWS_IN_CACHE = 1 << 19
-"""Elements per slice of a pass over the logits, so that its temporaries stay in the processor's cache."""
-
-
-class TokenBias(NamedTuple):
-    """Values added to logits, -inf to ban; one entry per (row, token) at most, row -1 skips an entry."""
-
-    row_N: Tensor
-    token_N: Tensor
-    value_N: Tensor
-
-
-class TokenCounts(NamedTuple):
-    """The tokens that stand in each row's context, for the penalties; one entry per (row, token) at most.
-
-    row_N, token_N (int64; row -1 skips an entry); output_count_N (int32): times generated, 0 if only in the prompt.
-    """
-
-    row_N: Tensor
-    token_N: Tensor
-    output_count_N: Tensor
+GROUPS_PER_TILE = 8
 
 
-@dataclass(frozen=True)
-class SampleParams:
-    """Sampling controls, one entry per row; None where no row uses one."""
+class SampleBuffers(NamedTuple):
+    """What the kernels of one call hand to each other, and the result."""
 
-    temperature_R: Tensor | None = None
-    """fp32; 0: argmax, the lowest id on ties; None: 1."""
-    top_k_R: Tensor | None = None
-    """Integers; 0, negative and V or more keep all; 1: argmax, the lowest id on ties."""
-    top_p_R: Tensor | None = None
-    """fp32; 1 keeps all."""
-    min_p_R: Tensor | None = None
-    """fp32; 0 keeps all."""
-    repetition_penalty_R: Tensor | None = None
-    """fp32; divides positive logits of tokens in prompt or output, multiplies negative ones; 1: none."""
-    presence_penalty_R: Tensor | None = None
-    """fp32; taken off the logits of generated tokens; 0: none."""
-    frequency_penalty_R: Tensor | None = None
-    """fp32; taken off once for each time a token was generated; 0: none."""
-    bias: TokenBias | None = None
-    counts: TokenCounts | None = None
-    """Needed where there are penalties."""
-    all_greedy: bool = False
-    """Every row is greedy, as the host knows; temperature, top_* and min_p are not read."""
+    edited_RV: Tensor
+    """The logits after bias and penalties; the logits themselves where there are none."""
+    raw_sums_RG: Tensor
+    sums_RG: Tensor
+    tops_RG: Tensor
+    best_RG: Tensor
+    limits_R3: Tensor
+    result: SampleResult
 
+    @classmethod
+    def allocate(cls, logits_RV: Tensor, params: SampleParams) -> SampleBuffers:
+        """Allocate on the logits' device; nothing is filled but the copy of the logits that edits act on."""
+        edited = logits_RV
+        if params.bias is not None or params.counts is not None:
+            edited = logits_RV.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        num_rows, num_groups = len(logits_RV), -(-logits_RV.shape[1] // GROUP_TOKENS)
 
-class SampleResult(NamedTuple):
-    """What was drawn; where `ok_R` is False (all tokens masked, or logits not finite) token and logprob are 0."""
+        def empty(width: int, dtype: torch.dtype) -> Tensor:
+            return logits_RV.new_empty((num_rows, width), dtype=dtype)
 
-    token_ids_R: Tensor
-    """int64."""
-    logprobs_R: Tensor
-    """fp32: log-softmax of the logits as the model gave them, before bias, penalties, temperature and filters."""
-    ok_R: Tensor
-    """bool."""
-
-
-def _entries(row_N: Tensor, token_N: Tensor, *values_N: Tensor) -> tuple[Tensor, ...]:
-    held = row_N >= 0
-    return tuple(x[held] for x in (row_N, token_N, *values_N))
+        raw_sums = empty(num_groups, torch.float32)
+        # Without edits and temperature y is the logits, and (until filters act) so are its sums.
+        same = edited is logits_RV and params.temperature_R is None
+        filters = any(x is not None for x in (params.top_k_R, params.top_p_R, params.min_p_R))
+        result = (empty(1, dtype).squeeze(1) for dtype in (torch.int64, torch.float32, torch.bool))
+        return cls(
+            edited_RV=edited,
+            raw_sums_RG=raw_sums,
+            sums_RG=raw_sums if same and not filters else empty(num_groups, torch.float32),
+            tops_RG=empty(num_groups, torch.float32),
+            best_RG=empty(num_groups, torch.int32),
+            limits_R3=empty(3, torch.int32),
+            result=SampleResult(*result),
+        )
 
 
-def edit_logits(logits_RV: Tensor, params: SampleParams) -> Tensor:
-    """Return fp32 logits after bias, repetition, frequency and presence penalties; the input where there are none."""
-    if params.bias is None and params.counts is None:
-        return logits_RV
-    edited_RV = logits_RV.clone()
-    if params.bias is not None:
-        row, token, value = _entries(*params.bias)
-        edited_RV[row, token] += value.float()
-    if params.counts is not None:
-        row, token, count = _entries(*params.counts)
-        x = edited_RV[row, token]
-        if params.repetition_penalty_R is not None:
-            penalty = params.repetition_penalty_R.float()[row]
-            x = torch.where(x > 0, x / penalty, x * penalty)
-        if params.frequency_penalty_R is not None:
-            x = x - params.frequency_penalty_R.float()[row] * count
-        if params.presence_penalty_R is not None:
-            x = x - torch.where(count > 0, params.presence_penalty_R.float()[row], 0.0)
-        edited_RV[row, token] = x
-    return edited_RV
+class _Call(NamedTuple):
+    """One call's tensors, as the launches take them."""
+
+    logits_RV: Tensor
+    params: SampleParams
+    keys_R5: Tensor
+    buffers: SampleBuffers
+
+    def launch(self, kernel: Any, grid: tuple[int, ...], constants: dict[str, Any], num_warps: int) -> Launch:
+        """Describe a launch of `kernel`, which takes those of all arguments that it names; what is unused is any."""
+        params, buffers, (_, vocabulary) = self.params, self.buffers, self.logits_RV.shape
+        unused = self.keys_R5
+        known: dict[str, Any] = {
+            "logits_ptr": self.logits_RV,
+            "edited_ptr": buffers.edited_RV,
+            "temperature_ptr": unused if params.temperature_R is None else params.temperature_R,
+            "top_k_ptr": unused if params.top_k_R is None else params.top_k_R,
+            "top_p_ptr": unused if params.top_p_R is None else params.top_p_R,
+            "min_p_ptr": unused if params.min_p_R is None else params.min_p_R,
+            "repetition_ptr": unused if params.repetition_penalty_R is None else params.repetition_penalty_R,
+            "presence_ptr": unused if params.presence_penalty_R is None else params.presence_penalty_R,
+            "frequency_ptr": unused if params.frequency_penalty_R is None else params.frequency_penalty_R,
+            "keys_ptr": self.keys_R5,
+            "raw_sums_ptr": buffers.raw_sums_RG,
+            "sums_ptr": buffers.sums_RG,
+            "tops_ptr": buffers.tops_RG,
+            "best_ptr": buffers.best_RG,
+            "limits_ptr": buffers.limits_R3,
+            "token_ids_ptr": buffers.result.token_ids_R,
+            "logprobs_ptr": buffers.result.logprobs_R,
+            "ok_ptr": buffers.result.ok_R,
+            "vocabulary": vocabulary,
+            "num_groups": buffers.tops_RG.shape[1],
+            "logits_stride": self.logits_RV.stride(0),
+            "edited_stride": buffers.edited_RV.stride(0),
+        }
+        arguments = {name: known[name] for name in kernel.arg_names if name in known}
+        return Launch(kernel, grid, arguments, constants, num_warps=num_warps)
+
+    def edits(self) -> list[Launch]:
+        """Describe the launches of bias and penalties, which act on the copy of the logits in place."""
+        launches = []
+        for kernel, entries in ((bias_kernel, self.params.bias), (penalty_kernel, self.params.counts)):
+            if entries is None:
+                continue
+            constants: dict[str, Any] = {"BLOCK_N": BLOCK_N}
+            if kernel is penalty_kernel:
+                constants["REPETITION"] = self.params.repetition_penalty_R is not None
+                constants["PRESENCE"] = self.params.presence_penalty_R is not None
+                constants["FREQUENCY"] = self.params.frequency_penalty_R is not None
+            launch = self.launch(kernel, (-(-len(entries[0]) // BLOCK_N),), constants, 4)
+            names = ("row_ptr", "token_ptr", "value_ptr" if kernel is bias_kernel else "count_ptr")
+            launch.arguments.update(zip(names, entries, strict=True), num_entries=len(entries[0]))
+            launches.append(launch)
+        return launches
 
 
-def _logsumexp(x: Tensor) -> Tensor:
-    """Log-sum-exp over the last dimension in the order of `tree_sum`; -inf where all terms are."""
-    top = x.amax(-1, keepdim=True)
-    anchor = torch.where(top == float("-inf"), 0.0, top)
-    return tree_sum(torch.exp(x - anchor)).log() + anchor.squeeze(-1)
+def sample_launches(logits_RV: Tensor, params: SampleParams, keys_R5: Tensor, buffers: SampleBuffers) -> list[Launch]:
+    """Describe the launches of one call, in order; rows of the logits may be strided, their tokens not."""
+    call = _Call(logits_RV, params, keys_R5, buffers)
+    num_rows, num_groups = buffers.tops_RG.shape
+    temperature = params.temperature_R is not None and not params.all_greedy
+    used = {"TOP_K": params.top_k_R, "TOP_P": params.top_p_R, "MIN_P": params.min_p_R}
+    filters = {name: vector is not None and not params.all_greedy for name, vector in used.items()}
+    group = {
+        "SAME": buffers.edited_RV is logits_RV,
+        "APART": buffers.sums_RG is not buffers.raw_sums_RG and not params.all_greedy,
+        "TEMPERATURE": temperature,
+        "GROUP": GROUP_TOKENS,
+        "BLOCK_G": GROUPS_PER_TILE,
+    }
+    padded = max(16, next_power_of_2(num_groups))
+    launches = [*call.edits(), call.launch(group_kernel, (num_rows, -(-num_groups // GROUPS_PER_TILE)), group, 4)]
+    if any(filters.values()):
+        limits = {"TEMPERATURE": temperature, "GROUP": GROUP_TOKENS, "GROUPS": GROUPS_PER_TILE, "BLOCK_G": padded}
+        launches.append(call.launch(filter_kernel, (num_rows,), filters | limits, 8))
+    draw = {
+        "GREEDY": params.all_greedy,
+        "TEMPERATURE": temperature,
+        "TOP_K": filters["TOP_K"],
+        "FILTERS": any(filters.values()),
+        "GROUP": GROUP_TOKENS,
+        "BLOCK_G": padded,
+    }
+    return [*launches, call.launch(draw_kernel, (num_rows,), draw, 4)]
 
 
-def group_logsumexp(x_RV: Tensor) -> Tensor:
-    """Return the log-sum-exp of each group of GROUP_TOKENS tokens, fp32 [R, G]; the last group may be shorter."""
-    num_whole = x_RV.shape[1] // GROUP_TOKENS
-    whole = num_whole * GROUP_TOKENS
-    columns = []
-    if num_whole:
-        slices = torch.split(x_RV[:, :whole], max(1, ROWS_IN_CACHE // whole))
-        columns.append(torch.cat([_logsumexp(rows.reshape(-1, num_whole, GROUP_TOKENS)) for rows in slices]))
-    if whole < x_RV.shape[1]:
-        columns.append(_logsumexp(x_RV[:, whole:]).unsqueeze(1))
-    return torch.cat(columns, dim=1)
-
-
-def _draw(y_RV: Tensor, groups_RG: Tensor, keys_R5: Tensor) -> Tensor:
-    """Draw a token id per row from softmax(y), -inf where dropped, by Gumbel-max over groups, then in the group."""
-    vocabulary = y_RV.shape[1]
-    first_R = torch.full((len(y_RV),), GROUP_DRAWS, device=y_RV.device)
-    group_R = (groups_RG + gumbel(random_bits(keys_R5, first_R, groups_RG.shape[1]))).argmax(1)
-    first_R = group_R * GROUP_TOKENS
-    token_RL = first_R[:, None] + torch.arange(GROUP_TOKENS, device=y_RV.device)
-    y_RL = y_RV.gather(1, token_RL.clamp(max=vocabulary - 1)).masked_fill(token_RL >= vocabulary, -torch.inf)
-    best_R = (y_RL + gumbel(random_bits(keys_R5, first_R, GROUP_TOKENS))).argmax(1, keepdim=True)
-    return token_RL.gather(1, best_R).squeeze(1)
-
-
-def _draw_rows(edited_RV: Tensor, rows: Tensor, params: SampleParams, keys_R5: Tensor) -> Tensor:
-    """Draw a token for each of `rows`: temperature, filters, then `_draw`."""
-    y = edited_RV[rows]
-    if params.temperature_R is not None:
-        y = y / params.temperature_R.float()[rows, None].clamp(min=MIN_TEMPERATURE)
-    groups = group_logsumexp(y)
-    filters = Filters.of_rows(params.top_k_R, params.top_p_R, params.min_p_R, rows, y.shape[1])
-    filtered = filters.active()
-    if len(filtered):
-        kept = y[filtered]
-        kept = kept.masked_fill(~kept_tokens(kept, _logsumexp(groups[filtered]), filters.select(filtered)), -torch.inf)
-        y[filtered] = kept
-        groups[filtered] = group_logsumexp(kept)
-    return _draw(y, groups, keys_R5[rows])
-
-
-def sample_reference(logits_RV: Tensor, params: SampleParams, keys_R5: Tensor) -> SampleResult:
-    """Draw in torch; see `sample`."""
-    raw_RV = logits_RV.float()
-    edited_RV = edit_logits(raw_RV, params)
-    # As in torch.amax, a NaN wins: the row is reported, not drawn from.
-    ok_R = edited_RV.amax(1).isfinite()
-    token_R = edited_RV.argmax(1)
-    if not params.all_greedy:
-        drawn_R = ok_R.clone()
-        if params.temperature_R is not None:
-            drawn_R &= params.temperature_R != 0
-        if params.top_k_R is not None:
-            drawn_R &= params.top_k_R != 1
-        rows = drawn_R.nonzero().squeeze(1)
-        if len(rows):
-            token_R[rows] = _draw_rows(edited_RV, rows, params, keys_R5)
-    token_R = torch.where(ok_R, token_R, 0)
-    logprob_R = raw_RV.gather(1, token_R[:, None]).squeeze(1) - _logsumexp(group_logsumexp(raw_RV))
-    return SampleResult(token_R, torch.where(ok_R, logprob_R, 0.0), ok_R)
+def sample_triton(logits_RV: Tensor, params: SampleParams, keys_R5: Tensor) -> SampleResult:
+    """Draw by the Triton kernels; see `sample`. The vectors of `params` are fp32, top_k_R any integers."""
+    buffers = SampleBuffers.allocate(logits_RV, params)
+    for launch in sample_launches(logits_RV, params, keys_R5, buffers):
+        launch.run()
+    return buffers.result
 
 
 def sample(logits_RV: Tensor, params: SampleParams, keys_R5: Tensor) -> SampleResult:
-    """Draw one token per row; `logits_RV` is not changed.
+    """Draw one token per row; `logits_RV` is not changed, and on a GPU nothing waits for the host.
 
     `keys_R5` (int64) keys the random numbers: seed, source, row, sample, position (`batchgen_kernels.philox`).
     """
-    return sample_reference(logits_RV, params, keys_R5)
+    return (sample_triton if runs_on_triton(logits_RV) else sample_reference)(logits_RV, params, keys_R5)

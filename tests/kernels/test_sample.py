@@ -9,13 +9,17 @@ import torch
 from batchgen_kernels.philox import GROUP_DRAWS, gumbel, random_bits
 from batchgen_kernels.sample import (
     GROUP_TOKENS,
+    SampleBuffers,
     SampleParams,
     SampleResult,
     TokenBias,
     TokenCounts,
-    edit_logits,
+    sample_launches,
     sample_reference,
+    sample_triton,
 )
+from batchgen_kernels.sample_reference import edit_logits
+from batchgen_kernels.top_filters import Filters, kept_tokens
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 
 
@@ -206,3 +210,85 @@ def test_results_have_their_types() -> None:
     result = sample_reference(torch.randn(3, 20).bfloat16(), SampleParams(), keys(3))
     assert isinstance(result, SampleResult)
     assert [part.dtype for part in result] == [torch.int64, torch.float32, torch.bool]
+
+
+NO_CONTROLS = SampleParams()
+TRITON_PARAMS = {
+    "plain": NO_CONTROLS,
+    "greedy": SampleParams(all_greedy=True),
+    "temperature": SampleParams(temperature_R=torch.tensor([0.0, 0.5, 1.0, 2.0, 1e-38])),
+    "top-k": SampleParams(top_k_R=torch.tensor([0, 1, 2, 50, 1100])),
+    "top-p": SampleParams(top_p_R=torch.tensor([1.0, 0.01, 0.5, 0.9, 0.999])),
+    "min-p": SampleParams(min_p_R=torch.tensor([0.0, 0.01, 0.3, 1.0, 1e-9])),
+    "mixed": rows_of(mixed_params(30), torch.tensor([1, 4, 5, 11, 17])),
+}
+
+
+def assert_same_draws(actual: SampleResult, expected: SampleResult) -> None:
+    assert torch.equal(actual.token_ids_R, expected.token_ids_R)
+    assert torch.equal(actual.ok_R, expected.ok_R)
+    torch.testing.assert_close(actual.logprobs_R, expected.logprobs_R, rtol=1e-6, atol=2e-6)
+
+
+def scores(logits_RV: torch.Tensor, params: SampleParams) -> torch.Tensor:
+    """Edited logits over temperature."""
+    temperature_R = torch.ones(len(logits_RV)) if params.temperature_R is None else params.temperature_R
+    return edit_logits(logits_RV.float(), params) / temperature_R.clamp(min=1e-30)[:, None]
+
+
+def kept_by_reference(logits_RV: torch.Tensor, params: SampleParams) -> torch.Tensor:
+    """Which tokens the reference's filters leave."""
+    y_RV = scores(logits_RV, params)
+    filters = Filters.of_rows(
+        params.top_k_R, params.top_p_R, params.min_p_R, torch.arange(len(y_RV)), logits_RV.shape[1]
+    )
+    return kept_tokens(y_RV, y_RV.logsumexp(1), filters)
+
+
+def kept_by_triton(logits_RV: torch.Tensor, params: SampleParams) -> torch.Tensor:
+    """Which tokens lie within the limits that the kernels found; a limit of top-k 1 is not looked for."""
+    buffers = SampleBuffers.allocate(logits_RV, params)
+    for launch in sample_launches(logits_RV, params, keys(len(logits_RV)), buffers):
+        launch.run()
+    bits = (scores(logits_RV, params) + 0.0).view(torch.int32)
+    key_RV = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    low_R1, tie_R1, last_R1 = buffers.limits_R3.split(1, dim=1)
+    kept = (key_RV >= low_R1) & ((key_RV != tie_R1) | (torch.arange(key_RV.shape[1]) <= last_R1))
+    if params.top_k_R is not None:
+        kept &= (params.top_k_R != 1)[:, None] | (key_RV == key_RV.amax(1, keepdim=True))
+    return kept
+
+
+@pytest.mark.parametrize("vocabulary", [1, 7, GROUP_TOKENS, 9 * GROUP_TOKENS + 50])
+@pytest.mark.parametrize("params", TRITON_PARAMS.values(), ids=list(TRITON_PARAMS))
+def test_triton_draws_what_the_reference_draws(params: SampleParams, vocabulary: int) -> None:
+    logits_RV = torch.randn(5, vocabulary + 5, generator=torch.Generator().manual_seed(8))[:, :vocabulary] * 3
+    if vocabulary < 20:
+        params = replace(params, bias=None, counts=None)
+    assert_same_draws(sample_triton(logits_RV, params, keys(5)), sample_reference(logits_RV, params, keys(5)))
+
+
+@pytest.mark.parametrize("name", ["greedy", "top-k", "top-p", "mixed"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_triton_takes_narrow_logits_and_keeps_ties_as_the_reference(dtype: torch.dtype, name: str) -> None:
+    # Steps of 1/4: most filters cut through equal logits.
+    logits_RV = (torch.randn(5, 1500, generator=torch.Generator().manual_seed(9)) * 4).round().div(4).to(dtype)
+    params = TRITON_PARAMS[name]
+    assert_same_draws(sample_triton(logits_RV, params, keys(5)), sample_reference(logits_RV, params, keys(5)))
+    if name != "greedy":
+        assert torch.equal(kept_by_triton(logits_RV, params), kept_by_reference(logits_RV, params))
+
+
+def test_triton_reports_rows_without_a_finite_best_logit() -> None:
+    logits_RV = torch.randn(5, 600, generator=torch.Generator().manual_seed(10))
+    logits_RV[1] = -torch.inf
+    logits_RV[2, 599] = torch.nan
+    logits_RV[3, 5] = torch.inf
+    for params in (NO_CONTROLS, SampleParams(all_greedy=True), SampleParams(top_p_R=torch.full((5,), 0.5))):
+        assert_same_draws(sample_triton(logits_RV, params, keys(5)), sample_reference(logits_RV, params, keys(5)))
+
+
+def test_triton_draws_with_the_bits_of_every_part_of_the_key() -> None:
+    table = torch.tensor([[2**62 + 3, 2**31, 2**41 + 9, 2**30, 2**29], [5, 1, 2, 3, 4], [2**63 - 1, 0, 2**33, 7, 9]])
+    logits_RV = torch.zeros(3, 3 * GROUP_TOKENS)
+    assert_same_draws(sample_triton(logits_RV, NO_CONTROLS, table), sample_reference(logits_RV, NO_CONTROLS, table))
