@@ -90,7 +90,10 @@ class Engine:
             default_seed=secrets.randbelow(MAX_SEED),
         )
         self._groups: dict[int, SequenceGroup] = {}
+        self._refused: list[Completion] = []
         self._ready: deque[Completion] = deque()
+        self._inboxes: dict[int, deque[Completion]] = {}
+        """By prompt index: where a `generate` waits for its completion."""
         self._next_index = 0
         self._metrics = EngineMetrics(
             num_blocks=parts.scheduler.pool.num_blocks,
@@ -116,7 +119,7 @@ class Engine:
     @property
     def num_unfinished(self) -> int:
         """Prompts in flight, those whose completion is ready but not yet handed out among them."""
-        return len(self._groups) + len(self._ready)
+        return len(self._groups) + len(self._refused) + len(self._ready)
 
     @property
     def wants_prompts(self) -> bool:
@@ -147,26 +150,26 @@ class Engine:
         is raised for it. Closing the iterator drops what is in flight.
         """
         each_params = repeat(params) if params is None or isinstance(params, SamplingParams) else iter(params)
-        source = iter(prompts)
+        source = enumerate(prompts)
         positions: dict[int, int] = {}
-        next_position = 0
+        inbox: deque[Completion] = deque()
         exhausted = False
         try:
-            while positions or not exhausted:
-                while not exhausted and self.wants_prompts:
-                    prompt = next(source, None)
+            while not exhausted or positions:
+                while not exhausted and len(positions) < self._window:
+                    position, prompt = next(source, (0, None))
                     if prompt is None:
                         exhausted = True
                         break
-                    positions[self.add(_as_prompt(prompt, next_position), next(each_params))] = next_position
-                    next_position += 1
-                for completion in self.step():
-                    position = positions.pop(completion.prompt_index, None)
-                    if position is None:
-                        self._ready.append(completion)  # It belongs to another caller of this engine.
-                    else:
-                        completion.prompt_index = position
-                        yield completion
+                    index = self.add(_as_prompt(prompt, position), _params_at(each_params, position))
+                    positions[index] = position
+                    self._inboxes[index] = inbox
+                if not inbox:
+                    self._advance()
+                while inbox:
+                    completion = inbox.popleft()
+                    completion.prompt_index = positions.pop(completion.prompt_index)
+                    yield completion
         finally:
             for index in positions:
                 self.abort(index)
@@ -181,25 +184,38 @@ class Engine:
         try:
             group = self._requests.build(index, prompt, params or prompt.params or SamplingParams())
         except RequestRefused as refused:
-            self._ready.append(Completion(index, list(prompt.token_ids or []), [], error=refused.error))
+            self._refused.append(Completion(index, list(prompt.token_ids or []), [], error=refused.error))
         else:
             self._groups[index] = group
             self._scheduler.add(group)
         return index
 
     def step(self) -> list[Completion]:
-        """Compute one batch; returns the completions that it finished. Raises EngineStalled when nothing moves."""
+        """Compute one batch; returns the completions that it finished, but for those that a `generate` waits for.
+
+        Raises EngineStalled when nothing moves.
+        """
+        self._advance()
+        completions = [*self._ready]
+        self._ready.clear()
+        return completions
+
+    def _advance(self) -> None:
+        """One step; completions go to whoever added their prompts."""
         batch = self._scheduler.schedule()
         if batch.chunks:
             self._run(batch)
-        completions = [*self._ready, *map(self._complete, self._scheduler.take_finished())]
-        self._ready.clear()
+        completions = [*self._refused, *map(self._complete, self._scheduler.take_finished())]
+        self._refused.clear()
+        for completion in completions:
+            self._inboxes.pop(completion.prompt_index, self._ready).append(completion)
         if not completions and not batch.chunks and self._scheduler.has_unfinished:
             raise EngineStalled(self._scheduler.describe_waiting())
-        return completions
 
     def abort(self, prompt_index: int) -> None:
         """Drop a prompt, in whatever state; unknown and finished ones are ignored."""
+        self._inboxes.pop(prompt_index, None)
+        self._refused = [completion for completion in self._refused if completion.prompt_index != prompt_index]
         group = self._groups.pop(prompt_index, None)
         if group is not None:
             self._scheduler.abort(group)
@@ -221,7 +237,7 @@ class Engine:
 
     def close(self) -> None:
         """Drop everything in flight and give the blocks back."""
-        for index in list(self._groups):
+        for index in [*self._groups, *(completion.prompt_index for completion in self._refused)]:
             self.abort(index)
         self._ready.clear()
 
@@ -235,6 +251,10 @@ class Engine:
         except (torch.OutOfMemoryError, MemoryError) as error:
             self._recover(batch, error)
             return
+        except BaseException:
+            # What the step published was perhaps never written: nobody may find it, should the engine be used again.
+            self._scheduler.rollback(batch)
+            raise
         self._scheduler.update(batch, drawn, continuations)
         self._metrics.num_steps += 1
         self._metrics.num_drawn_tokens += len(drawn)
@@ -263,18 +283,27 @@ class Engine:
         self._metrics.num_shrinks += 1
         if not self._scheduler.shrink() and alone:
             message = f"the device ran out of memory with this row alone: {error}"
-            self._scheduler.fail_sample(batch.chunks[0].sequence, RowError("out_of_memory", message))
+            self._scheduler.fail(batch.chunks[0].sequence, RowError("out_of_memory", message))
+            self._scheduler.restore()
 
     def _complete(self, group: SequenceGroup) -> Completion:
         del self._groups[group.prompt_index]
         completion = completion_of(group, self.tokenizer)
         self._metrics.num_prompt_tokens += group.num_prompt_tokens
         self._metrics.num_generated_tokens += sum(len(sample.token_ids) for sample in completion.samples)
+        # Sequences and group refer to each other: parted, they are freed here, not by a late garbage collection.
+        group.sequences.clear()
         return completion
 
 
 def _rows_of(entries: list[tuple[int, Sequence]], layout: LogitsLayout) -> tuple[list[int], list[Sequence]]:
     return [layout.last_row[index] for index, _ in entries], [sequence for _, sequence in entries]
+
+
+def _params_at(each_params: Iterator[SamplingParams | None], position: int) -> SamplingParams | None:
+    for params in each_params:
+        return params
+    raise ValueError(f"params has {position} entries, but there are more prompts; give one for each, or one for all")
 
 
 def _as_prompt(prompt: str | list[int] | Prompt, position: int) -> Prompt:

@@ -49,6 +49,7 @@ class Scheduler:
         self.prefix_cache = prefix_cache
         self.max_batch_tokens = max_batch_tokens
         self.max_sequences = max_sequences
+        self._full_budget = (max_batch_tokens, max_sequences)
         self.metrics = SchedulerMetrics()
         self.running: list[Sequence] = []
         self._waiting = WaitingQueue(pool.block_size)
@@ -81,6 +82,7 @@ class Scheduler:
             self._leave(sequence)
         self._forget_finished()
         self._waiting.discard(group)
+        self._finished = [finished for finished in self._finished if finished is not group]
 
     def schedule(self) -> Batch:
         """Plan the next step; empty when nothing can run (see `take_finished` for groups that failed instead)."""
@@ -108,7 +110,7 @@ class Scheduler:
                 self._finish(sequence)
         for (_, sequence), draw in zip(batch.samples, draws, strict=True):
             if not draw.ok:
-                self.fail_sample(sequence, NO_ALLOWED_TOKEN)
+                self._fail_sample(sequence, NO_ALLOWED_TOKEN)
                 continue
             sequence.cumulative_logprob += draw.logprob
             if draw.alternatives is not None:
@@ -121,10 +123,14 @@ class Scheduler:
             self._advance_beams(list(live), list(tokens))
         self._forget_finished()
 
-    def fail_sample(self, sequence: Sequence, error: RowError) -> None:
-        """End one sequence with an error: its row becomes a row error, its siblings go on."""
-        sequence.group.error = sequence.group.error or error
-        self._finish(sequence)
+    def fail(self, sequence: Sequence, error: RowError) -> None:
+        """End a sequence with an error, and what cannot be without it: its unborn siblings, the beams of its search."""
+        group = sequence.group
+        if group.search is not None or group.has_unborn:
+            self._waiting.discard(group)
+            self._fail_group(group, error)
+        else:
+            self._fail_sample(sequence, error)
 
     def rollback(self, batch: Batch) -> None:
         """A step failed: nothing it would have written counts, and its sequences wait to be computed anew."""
@@ -142,6 +148,10 @@ class Scheduler:
         self.max_batch_tokens = max(1, self.max_batch_tokens // 2)
         self.max_sequences = min(self.max_sequences, self.max_batch_tokens)
         return True
+
+    def restore(self) -> None:
+        """Take back all shrinking: what did not fit is gone."""
+        self.max_batch_tokens, self.max_sequences = self._full_budget
 
     def useful_share(self) -> float:
         """Computed tokens over slots in held blocks; a block with several owners counts once. 1.0 for an empty pool."""
@@ -274,8 +284,9 @@ class Scheduler:
     def _fork_samples(self, batch: Batch, root: Sequence, chunk_index: int) -> None:
         """The other samples are born from the prompt's blocks; all draw their first token from the same logits."""
         group = root.group
+        room = self.max_sequences - self._num_places_taken()
         for index in range(1, len(group.sequences)):
-            if len(self.running) < self.max_sequences:
+            if index <= room:
                 sequence = root.fork(index)
                 sequence.num_computed_tokens = len(root.token_ids)
                 self._start(sequence)
@@ -332,14 +343,21 @@ class Scheduler:
         room = self.max_sequences - self._num_places_taken()
         while batch.num_tokens < self.max_batch_tokens:
             sequence = self._waiting.peek()
-            if sequence is None or sequence.group.num_places > room:
+            if sequence is None:
+                return
+            places = sequence.group.num_places
+            if places > self.max_sequences:
+                message = f"{places} beams at once are more than the device has memory for"
+                self.fail(self._waiting.pop(), RowError("out_of_memory", message))
+                continue
+            if places > room:
                 return
             has_blocks = self._take_blocks(sequence)
             if not has_blocks and self.running:
                 return
             self._waiting.pop()
             if has_blocks:
-                room -= sequence.group.num_places
+                room -= places
                 self._start(sequence)
                 self._schedule_chunk(batch, sequence)
                 room = min(room, self.max_sequences - len(self.running))
@@ -357,15 +375,16 @@ class Scheduler:
         places = group.num_places
         if places > self.max_sequences:
             return RowError("kv_capacity", f"{places} beams are more than the {self.max_sequences} of max_sequences")
-        if group.params.max_tokens is None:
-            return None
+        # An open end may come early: such a row is tried, unless not even its prompt fits.
+        max_tokens = 0 if group.params.max_tokens is None else group.max_tokens
         shared, tail = divmod(group.num_prompt_tokens, size)
         # Beams share the prompt's full blocks; each has a tail, and one more block while it is copied.
-        blocks = shared + places * (-(-(tail + group.max_tokens) // size)) + (places if places > 1 else 0)
+        copied = places if places > 1 and max_tokens > 0 else 0
+        blocks = shared + places * (-(-(tail + max_tokens) // size)) + copied
         if blocks <= self.pool.num_blocks:
             return None
         message = (
-            f"the prompt's {group.num_prompt_tokens} tokens and max_tokens {group.max_tokens} need {blocks} blocks, "
+            f"the prompt's {group.num_prompt_tokens} tokens and max_tokens {max_tokens} need {blocks} blocks, "
             f"and the KV cache has {self.pool.num_blocks}; raise engine.kv_cache_memory or lower sampling.max_tokens"
         )
         return RowError("kv_capacity", message)
@@ -451,11 +470,12 @@ class Scheduler:
             f"{len(sequence.token_ids)} tokens fill the KV cache of {self.pool.num_blocks} blocks of "
             f"{self.pool.block_size} slots; raise engine.kv_cache_memory or set sampling.max_tokens"
         )
-        error = RowError("kv_capacity", message)
-        if group.search is not None or group.has_unborn:
-            self._fail_group(group, error)
-        else:
-            self.fail_sample(sequence, error)
+        self.fail(sequence, RowError("kv_capacity", message))
+
+    def _fail_sample(self, sequence: Sequence, error: RowError) -> None:
+        """Its row becomes a row error, its siblings go on."""
+        sequence.group.error = sequence.group.error or error
+        self._finish(sequence)
 
     def _fail_group(self, group: SequenceGroup, error: RowError) -> None:
         group.has_unborn = False

@@ -8,14 +8,15 @@ from typing import NamedTuple
 
 import torch
 
+from batchgen.engine.batch import Batch, Draw
+from batchgen.engine.beam import Continuation
 from batchgen.engine.block_pool import BlockPool
 from batchgen.engine.engine import Engine
 from batchgen.engine.loading import EngineParts
 from batchgen.engine.prefix_cache import ChainHash, PrefixCache
-from batchgen.engine.sampler import Draws
-from batchgen.engine.scheduler import Batch, Scheduler
+from batchgen.engine.scheduler import Scheduler
 from batchgen.engine.sequence import Sequence as EngineSequence
-from batchgen.records import Completion, Prompt
+from batchgen.records import Completion, Prompt, TokenLogprob
 from batchgen.sampling_params import SamplingParams
 
 VOCAB_SIZE = 97
@@ -61,10 +62,10 @@ class FakeRunner:
         self.states: list[list[int | None]] = [[None] * self.pool.block_size for _ in range(self.pool.num_blocks)]
 
     def execute(self, batch: Batch) -> torch.Tensor:
-        """int64 [L, 1]: the state after the last token of each chunk that is sampled from."""
+        """int64 [L, 1]: the state after each token of the layout."""
         self.num_steps += 1
         self.num_computed += batch.num_tokens
-        self.num_sampled_rows += len({index for index, _ in batch.samples})
+        self.num_sampled_rows += len(batch.logits_layout().tokens)
         if self.keeps_batches:
             self.batches.append(batch)
         assert batch.num_tokens == sum(chunk.num_tokens for chunk in batch.chunks)
@@ -79,8 +80,8 @@ class FakeRunner:
             raise torch.OutOfMemoryError(f"{batch.num_tokens} tokens")
         if self.failures:
             raise self.failures.pop(0)
-        rows = sorted({index for index, _ in batch.samples})
-        return torch.tensor([[self._read(batch, index)] for index in rows], dtype=torch.int64).view(-1, 1)
+        layout = batch.logits_layout()
+        return torch.tensor([[self._read(batch, token)] for token in layout.tokens], dtype=torch.int64).view(-1, 1)
 
     def _copy(self, batch: Batch) -> None:
         destinations = {copy.dst for copy in batch.copies}
@@ -92,15 +93,15 @@ class FakeRunner:
     def _write(self, sequence: EngineSequence, position: int, state: int) -> None:
         assert sequence.table is not None
         block_id = sequence.table.block_ids[position // self.pool.block_size]
-        assert not self.pool.is_shared(block_id) or self.states[block_id][position % self.pool.block_size] != state, (
-            f"slot {position} is written into a block that others share"
-        )
         self.states[block_id][position % self.pool.block_size] = state
 
-    def _read(self, batch: Batch, index: int) -> int:
-        sequence, start, num_tokens = batch.chunks[index]
+    def _read(self, batch: Batch, token: int) -> int:
+        for sequence, start, num_tokens in batch.chunks:  # noqa: B007
+            if token < num_tokens:
+                break
+            token -= num_tokens
         assert sequence.table is not None
-        size, end = self.pool.block_size, start + num_tokens
+        size, end = self.pool.block_size, start + token + 1
         block_ids = sequence.table.block_ids
         if self.checks_context:
             state = 0
@@ -120,11 +121,31 @@ class FakeSampler:
 
     eos_every: int = 0
 
-    def sample(self, logits_LV: torch.Tensor, rows: list[int], sequences: list[EngineSequence]) -> Draws:
+    def sample(self, logits_LV: torch.Tensor, rows: list[int], sequences: list[EngineSequence]) -> list[Draw]:
         """One draw per sequence, from the state beside it."""
         states = logits_LV[:, 0].tolist()
-        drawn = [self.draw(states[row], sequence) for row, sequence in zip(rows, sequences, strict=True)]
-        return Draws([token for token, _ in drawn], [logprob for _, logprob in drawn], [True] * len(drawn))
+        return [Draw(*self.draw(states[row], sequence)) for row, sequence in zip(rows, sequences, strict=True)]
+
+    def continuations(
+        self, logits_LV: torch.Tensor, rows: list[int], beams: list[EngineSequence]
+    ) -> list[list[Continuation]]:
+        """As many next tokens as a search may want, best first, by hash of the state alone."""
+        states = logits_LV[:, 0].tolist()
+        result = []
+        for row, beam in zip(rows, beams, strict=True):
+            assert beam.group.search is not None
+            scores = {token: -1.0 - mix(states[row], token) % 997 / 100 for token in range(VOCAB_SIZE)}
+            best = sorted(scores, key=lambda token: (-scores[token], token))[: beam.group.search.num_candidates]
+            result.append([Continuation(token, scores[token], scores[token]) for token in best])
+        return result
+
+    def score(self, logits_RV: torch.Tensor, token_ids: list[int], top: int) -> list[list[TokenLogprob]]:
+        """Log-probabilities by hash of state and token."""
+        states = logits_RV[:, 0].tolist()
+        return [
+            [TokenLogprob(token, -1.0 - mix(state, token) % 997 / 100, 1)]
+            for state, token in zip(states, token_ids, strict=True)
+        ]
 
     def draw(self, state: int, sequence: EngineSequence) -> tuple[int, float]:
         """Token and log-probability from the state, and the key of the random numbers."""
