@@ -15,13 +15,12 @@ from pydantic import Field, ValidationError
 from pydantic.json_schema import SkipJsonSchema
 
 from batchgen.config_problems import explain
+from batchgen.config_prompt import FewShotConfig, Message, PromptConfig
 from batchgen.config_sections import (
     EngineConfig,
     InputConfig,
-    Message,
     ModelConfig,
     OutputConfig,
-    PromptConfig,
     RunConfig,
     Section,
 )
@@ -32,6 +31,7 @@ from batchgen.sampling_params import SamplingParams
 __all__ = [
     "JSON",
     "EngineConfig",
+    "FewShotConfig",
     "InputConfig",
     "JobConfig",
     "Message",

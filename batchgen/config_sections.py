@@ -6,7 +6,7 @@ import difflib
 import json
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.config import JsonDict
 
 from batchgen.config_values import (
@@ -16,7 +16,6 @@ from batchgen.config_values import (
     Duration,
     OptionalDuration,
     Paths,
-    Template,
     describe,
 )
 
@@ -108,59 +107,6 @@ class InputConfig(Section):
                 way_out = f'did you mean "{close[0]}"?' if close else f"known types: {', '.join(ARROW_TYPES)}"
                 raise ValueError(f"column {json.dumps(column)} has the unknown type {json.dumps(name)}; {way_out}")
         return schema
-
-
-class Message(Section):
-    """One message of a chat."""
-
-    role: Annotated[
-        Literal["system", "developer", "user", "assistant", "tool"], Field(description="Who speaks in this message.")
-    ]
-    content: Annotated[Template, Field(description="Jinja template over the row's columns.")]
-
-
-class PromptConfig(Section):
-    """How a row becomes a prompt: exactly one of template, column and messages."""
-
-    model_config = ConfigDict(
-        json_schema_extra={"oneOf": [{"required": [key]} for key in ("template", "column", "messages")]}
-    )
-
-    template: Annotated[
-        Template | None,
-        Field(description="Jinja template over the row's columns.", examples=["Write about {{ topic }}."]),
-    ] = None
-    column: Annotated[
-        str | None, Field(min_length=1, description="Column that holds the prompt as it is.", examples=["prompt"])
-    ] = None
-    messages: Annotated[
-        list[Message] | None,
-        Field(
-            min_length=1,
-            description="Chat messages, rendered through the model's chat template; each content is a Jinja template.",
-            examples=[[{"role": "user", "content": "{{ question }}"}]],
-        ),
-    ] = None
-    allow_special_tokens: Annotated[
-        bool, Field(description="Let control tokens spelt in row data act as such; false: they are plain text.")
-    ] = False
-    truncate: Annotated[
-        Literal["error", "left", "right", "middle"],
-        Field(description="A prompt that does not fit: an error row, or cut at this side."),
-    ] = "error"
-    chat_template: Annotated[
-        Template | None, Field(description="Jinja chat template for `messages`; null: the model's.")
-    ] = None
-
-    @model_validator(mode="after")
-    def _check(self) -> PromptConfig:
-        given = [key for key in ("template", "column", "messages") if getattr(self, key) is not None]
-        if len(given) != 1:
-            found = f"got {' and '.join(given)}" if given else "got none"
-            raise ValueError(f"give exactly one of template, column and messages, {found}")
-        if self.chat_template is not None and self.messages is None:
-            raise ValueError(f"chat_template goes with messages; with {given[0]} remove it")
-        return self
 
 
 class EngineConfig(Section):

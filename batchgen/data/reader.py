@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +22,7 @@ from batchgen.data.input_rows import (
     ScannedFile,
 )
 from batchgen.data.inputs import list_inputs
+from batchgen.data.names import near_names
 from batchgen.errors import InputError
 from batchgen.records import RowError, RowRange
 
@@ -34,7 +34,6 @@ __all__ = [
     "RowFailure",
     "ScannedFile",
     "list_inputs",
-    "near_names",
     "scan_inputs",
 ]
 
@@ -85,17 +84,6 @@ def _source_schema(files: Sequence[ScannedFile], config: InputConfig) -> pa.Sche
     for name, kind in (config.schema_ or {}).items():
         fields[name] = pa.field(name, pa.type_for_alias(cast(Any, kind)))
     return pa.schema(list(fields.values()))
-
-
-def near_names(name: str, names: Iterable[str]) -> str:
-    """`; did you mean "a"?`, or what there is to choose from."""
-    names = list(names)
-    folded = {other.casefold(): other for other in reversed(names)}
-    near = [folded[other] for other in difflib.get_close_matches(name.casefold(), folded, n=3)]
-    if near:
-        return f"; did you mean {', '.join(map(repr, near))}?"
-    shown = ", ".join(map(repr, names[:20])) + (", …" if len(names) > 20 else "")
-    return f"; it has {shown}" if shown else ""
 
 
 def _carried(source_schema: pa.Schema, config: InputConfig) -> tuple[pa.Schema, tuple[str, ...]]:

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import jinja2
-from jinja2 import meta, nodes
-
 from batchgen.config import PromptConfig
-from batchgen.data.chat_template import ChatMessage, ChatTemplate
+from batchgen.data.chat_messages import ChatMessage, chat_of, type_name
+from batchgen.data.chat_template import ChatTemplate
 from batchgen.data.control_tokens import ControlTokens
 from batchgen.data.input_rows import RowFailure
-from batchgen.data.reader import near_names
-from batchgen.data.sandbox import NullPrinted, compile_template, render, row_environment
+from batchgen.data.names import near_names
+from batchgen.data.row_template import ROW, RowTemplate
+from batchgen.data.sandbox import row_environment
 from batchgen.errors import JobError
 from batchgen.tokenizer import RenderedPrompt
 
 __all__ = ["ChatTemplate", "PromptTemplate", "RowFailure"]
 
-ROW = "row"
-"""In templates, the row as a mapping, for columns whose names are no identifiers: `{{ row["a b"] }}`."""
+_SYSTEM_ROLES = ("system", "developer")
 
 
 class PromptTemplate:
@@ -44,36 +42,61 @@ class PromptTemplate:
         self._chat_template = chat_template
         self._control_tokens = ControlTokens(() if config.allow_special_tokens else tuple(control_tokens))
         self._environment = row_environment(now or datetime.datetime.now())
-        self._template: jinja2.Template | None = None
-        self._messages: list[tuple[str, jinja2.Template]] = []
-        self._function_names: set[str] = set()
-        self._names: set[str] = set() if config.column is None else {config.column}
-        if config.template is not None:
-            self._template = self._compile(config.template, "prompt.template")
-        for index, message in enumerate(config.messages or []):
-            self._messages.append((message.role, self._compile(message.content, f"prompt.messages[{index}].content")))
-        if self._messages:
+        self._templates: list[RowTemplate] = []
+        self._column = config.column or config.messages_column
+        self._text_template = self._compile(config.template, "template")
+        self._system = self._compile(config.system, "system")
+        self._prefill = self._compile(config.assistant_prefill, "assistant_prefill")
+        self._messages = [
+            (message.role, self._compiled(message.content, f"prompt.messages[{index}].content"))
+            for index, message in enumerate(config.messages or [])
+        ]
+        self._shots: list[ChatMessage] = []
+        self._shots_text = ""
+        if config.is_chat:
             self._probe_chat()
+        if config.few_shot is not None:
+            self._render_shots()
 
-    def _compile(self, source: str, key: str) -> jinja2.Template:
-        template = compile_template(self._environment, source, key)
-        tree = self._environment.parse(source)
-        self._names |= meta.find_undeclared_variables(tree)
-        # A column named as one of Jinja's functions (`range`) comes before it.
-        self._function_names |= {name.name for name in tree.find_all(nodes.Name)} & self._environment.globals.keys()
+    def _compile(self, source: str | None, key: str) -> RowTemplate | None:
+        return None if source is None else self._compiled(source, f"prompt.{key}")
+
+    def _compiled(self, source: str, key: str) -> RowTemplate:
+        template = RowTemplate(self._environment, source, key)
+        self._templates.append(template)
         return template
 
     def _probe_chat(self) -> None:
         if self._chat_template is None:
-            raise JobError("prompt.messages: the model has no chat template; use prompt.template, or set chat_template")
-        self._chat_template.probe([role for role, _ in self._messages])
+            raise JobError("prompt: the model has no chat template; use prompt.template, or set prompt.chat_template")
+        system = [] if self._system is None else ["system"]
+        roles = [role for role, _ in self._messages] or ["user"]
+        self._chat_template.probe([*system, *roles], prefill=self._prefill is not None)
+
+    def _render_shots(self) -> None:
+        """Examples are the job's own text, the same for every row: rendered once, and free to hold control tokens."""
+        shots = self._config.few_shot
+        assert shots is not None
+        answer = RowTemplate(self._environment, shots.answer, "prompt.few_shot.answer")
+        for index, example in enumerate(shots.examples):
+            try:
+                if self._text_template is not None:
+                    text = self._text_template.render(example) + answer.render(example)
+                    self._shots_text += text + shots.separator
+                else:
+                    spoken = [(role, each) for role, each in self._messages if role not in _SYSTEM_ROLES]
+                    self._shots += [*_turns(spoken, example), {"role": "assistant", "content": answer.render(example)}]
+            except RowFailure as failure:
+                raise JobError(f"prompt.few_shot.examples[{index}]: {failure.error.message}") from failure
 
     def columns(self, available: Collection[str]) -> frozenset[str]:
         """The columns that the prompt reads; JobError, with near names, for one that is not `available`.
 
         An empty `available` means that nothing is known of the columns, and nothing is refused.
         """
-        names = self._names | self._function_names.intersection(available)
+        names = set() if self._column is None else {self._column}
+        for template in self._templates:
+            names |= template.names | template.function_names.intersection(available)
         if ROW in names and ROW not in available:
             return frozenset(available)
         for name in sorted(names.difference(available)) if available else ():
@@ -85,38 +108,35 @@ class PromptTemplate:
         text, literals = self._control_tokens.render(self._text, values)
         if not text:
             raise RowFailure("empty_prompt", "the prompt is empty")
-        return RenderedPrompt(text, literals, add_special_tokens=not self._messages)
+        return RenderedPrompt(text, literals, add_special_tokens=not self._config.is_chat)
 
     def _text(self, values: dict[str, Any]) -> str:
-        if self._config.column is not None:
-            return self._column(values.get(self._config.column))
-        if self._template is not None:
-            return self._render(self._template, values)
-        messages: list[ChatMessage] = [
-            {"role": role, "content": self._render(template, values)} for role, template in self._messages
-        ]
+        if self._text_template is not None:
+            return self._shots_text + self._text_template.render(values)
+        if not self._config.is_chat:
+            return self._column_text(values)
         assert self._chat_template is not None
-        return self._chat_template.render(messages)
+        prefill = None if self._prefill is None else self._prefill.render(values)
+        return self._chat_template.render(self._chat(values), prefill)
 
-    def _column(self, value: Any) -> str:
+    def _column_text(self, values: dict[str, Any]) -> str:
+        column = self._config.column
+        assert column is not None
+        value = values.get(column)
         if value is None:
-            raise RowFailure("null_prompt", f"column {self._config.column!r} is null")
+            raise RowFailure("null_prompt", f"column {column!r} is null")
         if not isinstance(value, str):
-            raise RowFailure("not_a_string", f"column {self._config.column!r} holds {type_name(value)}, not a string")
+            raise RowFailure("not_a_string", f"column {column!r} holds {type_name(value)}, not a string")
         return value
 
-    def _render(self, template: jinja2.Template, values: dict[str, Any]) -> str:
-        try:
-            return render(template, values if ROW in values else {**values, ROW: values})
-        except RowFailure as failure:
-            if not isinstance(failure.__cause__, NullPrinted):
-                raise
-            names = sorted(name for name in self._names if name in values and values[name] is None)
-            which = f" ({', '.join(map(repr, names))} of this row is null)" if names else ""
-            raise RowFailure(failure.error.code, failure.error.message + which) from failure
+    def _chat(self, values: dict[str, Any]) -> list[ChatMessage]:
+        column = self._config.messages_column
+        chat = _turns(self._messages, values) if column is None else chat_of(values.get(column), column)
+        if self._system is not None and chat[0]["role"] not in _SYSTEM_ROLES:
+            chat = [{"role": "system", "content": self._system.render(values)}, *chat]
+        num_system = next((index for index, turn in enumerate(chat) if turn["role"] not in _SYSTEM_ROLES), len(chat))
+        return [*chat[:num_system], *self._shots, *chat[num_system:]]
 
 
-def type_name(value: Any) -> str:
-    """A value's type in JSON's words where it has one."""
-    names = {bool: "a boolean", int: "a number", float: "a number", dict: "an object", list: "an array"}
-    return names.get(type(value), f"a value of type {type(value).__name__}")
+def _turns(messages: Sequence[tuple[str, RowTemplate]], values: Mapping[str, Any]) -> list[ChatMessage]:
+    return [{"role": role, "content": template.render(values)} for role, template in messages]

@@ -21,7 +21,8 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any, NamedTuple
 
 from batchgen.errors import BatchgenError
-from batchgen.pipeline.preparer import EncodedRow, Preparer, PreparerSpec
+from batchgen.pipeline.preparer import EncodedRow, Preparer
+from batchgen.pipeline.prompts import PreparerSpec
 from batchgen.records import RowRange
 
 MEMORY_BYTES = 2 * 2**30

@@ -14,7 +14,8 @@ from batchgen.data.input_rows import InputRow, InputScan
 from batchgen.errors import BatchgenError, InputError, JobError
 from batchgen.pipeline.child import ChildClosed, ChildDied, Limits, PreparerChild
 from batchgen.pipeline.ports import PreparedRow
-from batchgen.pipeline.preparer import EncodedRow, PreparerSpec
+from batchgen.pipeline.preparer import EncodedRow
+from batchgen.pipeline.prompts import PreparerSpec
 from batchgen.records import RowError, RowRange
 
 __all__ = ["Limits", "PreparedRow", "PromptFeeder", "check_prompts", "preparer_spec"]

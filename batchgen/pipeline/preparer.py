@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
 from array import array
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from batchgen.config import InputConfig, PromptConfig
 from batchgen.data.input_rows import InputRow, InputScan, RowFailure
 from batchgen.data.reader import PromptReader
-from batchgen.data.template import ChatTemplate, PromptTemplate
-from batchgen.errors import JobError
+from batchgen.pipeline.prompts import PreparerSpec, make_prompts
 from batchgen.records import RowError, RowRange
-from batchgen.tokenizer import RenderedPrompt, Tokenizer
-
-_ENCODE_CHARACTERS = 2**20
-"""Text that is encoded in one call: what bounds the memory and the time between two signs of life."""
-
-
-@dataclass(frozen=True)
-class PreparerSpec:
-    """All that decides what a row's prompt is; travels to the child."""
-
-    scan: dict[str, Any]
-    """`InputScan.to_json`."""
-    input: InputConfig
-    prompt: PromptConfig
-    model_directory: Path
-    max_model_len: int
-    max_tokens: int | None
-    """`sampling.max_tokens`."""
-    started: datetime.datetime
-    """The start of the job, which is what templates see as now."""
+from batchgen.tokenizer import Tokenizer
 
 
 class EncodedRow(NamedTuple):
@@ -52,20 +28,11 @@ class Preparer:
     def __init__(self, spec: PreparerSpec) -> None:
         """Load the tokenizer and compile the templates; JobError for what is wrong with every row."""
         tokenizer = Tokenizer.from_directory(spec.model_directory)
-        if tokenizer is None:
-            raise JobError(
-                f"{spec.model_directory}: the model has no tokenizer, so it cannot read prompts that are text"
-            )
-        self._tokenizer = tokenizer
-        self._fit = PromptFit(spec.prompt.truncate, spec.max_model_len, spec.max_tokens, tokenizer.bos_token_id)
-        self._template = PromptTemplate(
-            spec.prompt,
-            _chat_template(spec, tokenizer),
-            control_tokens=tokenizer.special_token_strings,
-            now=spec.started,
-        )
+        bos_token_id = None if tokenizer is None else tokenizer.bos_token_id
+        self._fit = PromptFit(spec.prompt.truncate, spec.max_model_len, spec.max_tokens, bos_token_id)
+        self._prompts = make_prompts(spec, tokenizer)
         scan = InputScan.from_json(spec.scan)
-        self._reader = PromptReader(scan, spec.input, self._template.columns(scan.source_schema.names))
+        self._reader = PromptReader(scan, spec.input, self._prompts.columns(scan.source_schema.names))
 
     def read(self, rows: RowRange) -> list[InputRow]:
         """The rows of a range."""
@@ -77,50 +44,22 @@ class Preparer:
 
     def prepare(self, rows: list[InputRow], alive: Callable[[], None]) -> list[EncodedRow]:
         """Ids or an error for each row, in order; `alive` is called each time a part of the work is done."""
-        rendered = [self._render(row) for row in rows]
-        encoded: list[array[int]] = []
-        for prompts in _by_size([prompt for prompt in rendered if isinstance(prompt, RenderedPrompt)]):
-            alive()
-            encoded.extend(array("i", ids) for ids in self._tokenizer.encode_batch(prompts))
-        next_ids = iter(encoded)
+        made = [self._made(row) for row in rows]
+        ids = self._prompts.encode([prompt for prompt in made if not isinstance(prompt, RowError)], alive)
         return [
             EncodedRow(row.source, row.row, None, prompt)
             if isinstance(prompt, RowError)
-            else EncodedRow(row.source, row.row, *self._fit(next(next_ids)))
-            for row, prompt in zip(rows, rendered, strict=True)
+            else EncodedRow(row.source, row.row, *self._fit(next(ids)))
+            for row, prompt in zip(rows, made, strict=True)
         ]
 
-    def _render(self, row: InputRow) -> RenderedPrompt | RowError:
+    def _made(self, row: InputRow) -> Any:
         if row.error is not None:
             return row.error
         try:
-            return self._template.render(row.values)
+            return self._prompts.make(row.values)
         except RowFailure as failure:
             return failure.error
-
-
-def _chat_template(spec: PreparerSpec, tokenizer: Tokenizer) -> ChatTemplate | None:
-    if spec.prompt.messages is None:
-        return None
-    if spec.prompt.chat_template is not None:
-        return ChatTemplate(
-            spec.prompt.chat_template, tokenizer.special_tokens_map, spec.started, "prompt.chat_template"
-        )
-    source = tokenizer.chat_template
-    return None if source is None else ChatTemplate(source, tokenizer.special_tokens_map, spec.started)
-
-
-def _by_size(prompts: list[RenderedPrompt]) -> Iterator[list[RenderedPrompt]]:
-    batch: list[RenderedPrompt] = []
-    size = 0
-    for prompt in prompts:
-        if batch and size + len(prompt.text) > _ENCODE_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-        batch.append(prompt)
-        size += len(prompt.text)
-    if batch:
-        yield batch
 
 
 class PromptFit:

@@ -12,7 +12,7 @@ from batchgen.pipeline import feeder
 from batchgen.pipeline.feeder import PromptFeeder, preparer_spec
 from batchgen.pipeline.identity import hash_model_files
 from batchgen.pipeline.ports import EngineLike, FeederLike, FeedRequest, ModelFiles, Services
-from batchgen.pipeline.preparer import PreparerSpec
+from batchgen.pipeline.prompts import PreparerSpec
 from batchgen.resources import locate_model
 
 

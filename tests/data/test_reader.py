@@ -14,7 +14,7 @@ import pytest
 
 from batchgen.config import InputConfig
 from batchgen.data.formats import jsonl
-from batchgen.data.reader import InputScan, PromptReader, list_inputs, near_names, scan_inputs
+from batchgen.data.reader import InputScan, PromptReader, list_inputs, scan_inputs
 from batchgen.errors import InputError
 from batchgen.records import RowRange
 from tests.data.reading import read_all, write_jsonl
@@ -50,11 +50,6 @@ def test_a_column_that_no_file_has_is_refused_with_near_names(tmp_path: Path) ->
         plan(tmp_path, "in.jsonl", columns=["Questions"])
     with pytest.raises(InputError, match=r"no column 'zzz' in the input; it has 'question', 'answer'"):
         plan(tmp_path, "in.jsonl", schema={"zzz": "int64"})
-
-
-def test_near_names_names_nothing_where_there_is_nothing() -> None:
-    assert near_names("a", []) == ""
-    assert near_names("a", [f"column{number}" for number in range(30)]).endswith("'column19', …")
 
 
 def test_a_declared_type_is_the_columns_type_and_a_misfit_a_row_error(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from batchgen.config import JobConfig
 from batchgen.data.reader import InputScan, list_inputs, scan_inputs
 from batchgen.pipeline.feeder import preparer_spec
-from batchgen.pipeline.preparer import PreparerSpec
+from batchgen.pipeline.prompts import PreparerSpec
 from tests.data.reading import write_jsonl
 from tests.tokenizers import byte_level, save
 

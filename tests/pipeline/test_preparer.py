@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from batchgen.errors import JobError
-from batchgen.pipeline import preparer
-from batchgen.pipeline.preparer import Preparer, PreparerSpec, PromptFit
+from batchgen.pipeline import prompts
+from batchgen.pipeline.preparer import Preparer, PromptFit
+from batchgen.pipeline.prompts import PreparerSpec
 from batchgen.records import RowError, RowRange
 from batchgen.tokenizer import RenderedPrompt, Tokenizer
 from tests.pipeline.prompts import plan_prompts
@@ -76,7 +77,7 @@ def test_templates_see_the_start_of_the_job(tmp_path: Path, preparer_of: MakePre
 def test_long_texts_are_encoded_a_part_at_a_time(
     tmp_path: Path, preparer_of: MakePreparer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparer, "_ENCODE_CHARACTERS", 10)
+    monkeypatch.setattr(prompts, "_ENCODE_CHARACTERS", 10)
     rows = [{"q": "x" * length} for length in (4, 4, 4, 30, 1)]
     spec, _ = plan_prompts(tmp_path, rows, prompt={"column": "q"})
     made = preparer_of(spec)
