@@ -99,3 +99,57 @@ def test_the_date_is_the_start_of_the_job() -> None:
 def test_a_broken_chat_template_is_a_job_error_that_names_it() -> None:
     with pytest.raises(JobError, match=r"prompt\.chat_template: line 1 of the template"):
         ChatTemplate("{% for %}", {}, NOW, "prompt.chat_template")
+
+
+PARTS = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+TAKES_PARTS = "{% for m in messages %}{% for part in m.content %}[{{ part.text }}]{% endfor %}{% endfor %}"
+TAKES_TEXT = "{% for m in messages %}{{ m.content }}{% endfor %}"
+TAKES_BOTH = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}[{{ part.text }}]{% endfor %}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "parts", "text"),
+    [(TAKES_PARTS, "[a][b]", "[a]"), (TAKES_TEXT, "a\nb", "a"), (TAKES_BOTH, "[a][b]", "a")],
+)
+def test_content_is_given_in_the_form_that_the_template_takes(source: str, parts: str, text: str) -> None:
+    template = ChatTemplate(source, {}, NOW)
+    assert template.render(PARTS) == parts
+    assert template.render([{"role": "user", "content": "a"}]) == text
+
+
+def test_reasoning_has_the_names_that_transformers_gives_it(reference: PreTrainedTokenizerFast) -> None:
+    source = "{% for m in messages %}{{ m.thinking }}|{{ m.reasoning_content }}|{{ m.reasoning }}{% endfor %}"
+    for name in ("thinking", "reasoning_content", "reasoning"):
+        chat = [{"role": "assistant", "content": "x", name: "why"}]
+        expected = reference.apply_chat_template(chat, tokenize=False, chat_template=source)
+        assert ChatTemplate(source, {}, NOW).render(chat) == expected
+
+
+def test_a_prefill_continues_as_transformers_continues_a_final_message(
+    smollm2: Path, reference: PreTrainedTokenizerFast
+) -> None:
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "The answer is"}]
+    template = ChatTemplate(reference.chat_template, reference.special_tokens_map, NOW)
+    assert template.render(chat[:1], "The answer is") == reference.apply_chat_template(
+        chat, tokenize=False, continue_final_message=True
+    )
+
+
+def test_variables_and_tools_reach_the_template_that_reads_them() -> None:
+    source = "{% if enable_thinking is defined and not enable_thinking %}quick {% endif %}{{ tools | tojson }}"
+    template = ChatTemplate(source, {}, NOW, kwargs={"enable_thinking": False}, tools=[{"name": "é"}])
+    assert template.render([]) == 'quick [{"name": "é"}]'
+
+
+def test_variables_and_tools_that_the_template_does_not_read_are_refused() -> None:
+    source = "{{ bos_token }}{{ enable_thinking }}{% for m in messages %}{% endfor %}"
+    with pytest.raises(JobError, match="reads no 'enable_thought'; did you mean 'enable_thinking'"):
+        ChatTemplate(source, {"bos_token": "<s>"}, NOW, kwargs={"enable_thought": True})
+    for name in ("messages", "bos_token"):
+        with pytest.raises(JobError, match=f"reads no '{name}'"):
+            ChatTemplate(source, {"bos_token": "<s>"}, NOW, kwargs={name: "x"})
+    with pytest.raises(JobError, match="takes no tools"):
+        ChatTemplate(source, {}, NOW, tools=[])

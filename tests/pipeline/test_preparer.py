@@ -87,6 +87,17 @@ def test_long_texts_are_encoded_a_part_at_a_time(
     assert len(signs) == 4
 
 
+def test_token_ids_are_prompts_as_they_stand_and_need_no_tokenizer(tmp_path: Path, preparer_of: MakePreparer) -> None:
+    rows = [{"ids": [5, 0, 5]}, {"ids": [200]}, {"ids": []}]
+    spec, _ = plan_prompts(tmp_path, rows, prompt={"token_ids_column": "ids"})
+    (spec.model_directory / "tokenizer.json").unlink()
+    (spec.model_directory / "config.json").write_text('{"text_config": {"vocab_size": 200}}')
+    made = preparer_of(spec)
+    encoded = made.prepare(made.read(RowRange(0, 0, 3)), lambda: None)
+    assert [None if row.token_ids is None else list(row.token_ids) for row in encoded] == [[5, 0, 5], None, None]
+    assert [row.error and row.error.code for row in encoded] == [None, "unknown_token_id", "empty_prompt"]
+
+
 def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     spec, _ = plan_prompts(tmp_path, [{"q": "a"}], prompt={"column": "q"})
     (spec.model_directory / "tokenizer.json").unlink()
