@@ -12,7 +12,9 @@ def completion_of(group: SequenceGroup, tokenizer: Tokenizer | None) -> Completi
     """The completion of a group whose sequences have all ended."""
     if group.search is not None:
         num_return = group.search.params.num_return or group.search.params.width
-        samples = [_beam_sample(beam, group, tokenizer) for beam in group.search.finished[:num_return]]
+        # What a search that failed had finished so far is not what it would have returned.
+        finished = group.search.finished[:num_return] if group.error is None else []
+        samples = [_beam_sample(beam, group, tokenizer) for beam in finished]
     else:
         samples = [_sample_of(sequence, tokenizer) for sequence in _best(group)]
     return Completion(

@@ -357,10 +357,11 @@ class Scheduler:
                 return
             self._waiting.pop()
             if has_blocks:
-                room -= places
+                num_running = len(self.running)
                 self._start(sequence)
                 self._schedule_chunk(batch, sequence)
-                room = min(room, self.max_sequences - len(self.running))
+                # No room is left where a sample found none: it must not be admitted before it has its first token.
+                room -= max(places, len(self.running) - num_running)
             else:
                 self._fail_alone(sequence)
 
@@ -465,7 +466,6 @@ class Scheduler:
 
     def _fail_alone(self, sequence: Sequence) -> None:
         """The sequence, or its beam search, has the whole pool and wants more."""
-        group = sequence.group
         message = (
             f"{len(sequence.token_ids)} tokens fill the KV cache of {self.pool.num_blocks} blocks of "
             f"{self.pool.block_size} slots; raise engine.kv_cache_memory or set sampling.max_tokens"
