@@ -103,7 +103,7 @@ def load_parts(options: EngineOptions) -> EngineParts:
         torch.set_num_threads(int(options.threads))
     loaded = load_model(directory, options.dtype, device, options.max_model_len)
     if device.type == "cpu":
-        pack_linears(loaded.model)
+        pack_linears(loaded.model, loaded.model.get_output_embeddings())
     scheduler, cache = _make_cache(options, loaded, device)
     return EngineParts(
         runner=ModelRunner(loaded, cache, select_ops(device)),
