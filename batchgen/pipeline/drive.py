@@ -171,7 +171,7 @@ class Drive:
         if progress is None or (not now and self._options.clock() < self._next_progress):
             return
         self._next_progress = self._options.clock() + _PROGRESS_SECONDS
-        progress.update(snapshot(self._tally, self._engine))
+        progress.update(snapshot(self._tally, self._engine, self._options.sampling))
 
 
 def check_error_rate(tally: Tally, max_error_rate: float) -> None:
@@ -183,7 +183,7 @@ def check_error_rate(tally: Tally, max_error_rate: float) -> None:
         )
 
 
-def snapshot(tally: Tally, engine: EngineLike) -> ProgressSnapshot:
+def snapshot(tally: Tally, engine: EngineLike, sampling: SamplingParams) -> ProgressSnapshot:
     """Where the run stands; tokens of unfinished rows count too."""
     metrics = engine.metrics
     return ProgressSnapshot(
@@ -193,6 +193,8 @@ def snapshot(tally: Tally, engine: EngineLike) -> ProgressSnapshot:
         prompt_tokens=tally.prompt_tokens,
         completion_tokens=metrics.num_drawn_tokens,
         finished_tokens=tally.completion_tokens,
+        most_row_tokens=None if sampling.max_tokens is None else sampling.max_tokens * sampling.num_sequences,
+        num_in_flight=engine.num_unfinished,
         num_running=metrics.num_running,
         num_waiting=metrics.num_waiting,
         kv_use=metrics.kv_share,

@@ -21,6 +21,10 @@ class ProgressSnapshot:
     """Tokens drawn by this run, those of unfinished rows too."""
     finished_tokens: int = 0
     """Of them, tokens of finished rows."""
+    most_row_tokens: int | None = None
+    """Tokens that no row can have more of; None where only the context ends it."""
+    num_in_flight: int = 0
+    """Rows that the engine has taken and not finished."""
     num_running: int = 0
     """Sequences in the batch."""
     num_waiting: int = 0

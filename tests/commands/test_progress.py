@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 
@@ -50,22 +51,31 @@ def test_rate_counts_from_the_first_snapshot() -> None:
     assert rate.tokens_per_second(snapshot(70, completion_tokens=500)) == 50.0
 
 
-def test_seconds_left_follow_from_tokens_of_this_runs_rows_and_those_in_flight() -> None:
+def test_seconds_left_follow_from_tokens_drawn_over_rows_finished() -> None:
     clock = Clock()
     rate = Rate(clock)
     rate.update(snapshot(num_done=60))
     clock.now += 10
-    # 10 rows took 400 tokens, so 30 more take 1200, of which 100 are drawn: 1100 at 50 a second.
-    assert rate.seconds_left(snapshot(70, completion_tokens=500, finished_tokens=400)) == 22.0
-    assert rate.seconds_left(snapshot(99, completion_tokens=900, finished_tokens=400)) == 0.0
+    # 500 tokens for 10 finished rows are 50 a row, at 50 a second; 30 rows are left.
+    assert rate.seconds_left(snapshot(70, completion_tokens=500, finished_tokens=400)) == 30.0
 
 
-def test_seconds_left_are_unknown_before_the_first_row() -> None:
+def test_seconds_left_never_expect_more_than_a_row_may_have() -> None:
+    clock = Clock()
+    rate = Rate(clock)
+    rate.update(snapshot())
+    clock.now += 10
+    # No row is finished: 100 rows of at most 20 tokens, 10 of them in flight with half of theirs, at 10 a second.
+    now = replace(snapshot(completion_tokens=100), most_row_tokens=20, num_in_flight=10)
+    assert rate.seconds_left(now) == (90 * 20 + 10 * 10) / 10
+
+
+def test_seconds_left_are_unknown_where_nothing_is_finished_and_nothing_bounds_a_row() -> None:
     clock = Clock()
     rate = Rate(clock)
     rate.update(snapshot())
     clock.now += 1
-    assert rate.seconds_left(snapshot()) is None
+    assert rate.seconds_left(snapshot(completion_tokens=10)) is None
 
 
 def test_figures_leave_out_what_is_zero() -> None:
