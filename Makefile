@@ -5,7 +5,10 @@ INSTALLED = $(VENV)/.installed
 
 .PHONY: run test test-all check fix generate clean
 
-$(INSTALLED): pyproject.toml constraints.txt
+# The C++ kernels are built by the installation, so it is done again when they change.
+NATIVE = setup.py $(wildcard kernels/batchgen_kernels/cpu/*.cpp kernels/batchgen_kernels/cpu/*.h)
+
+$(INSTALLED): pyproject.toml constraints.txt $(NATIVE)
 	@echo "Installing into $(VENV): once, a few minutes"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet -c constraints.txt torch
