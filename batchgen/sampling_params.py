@@ -16,7 +16,13 @@ class BeamParams(BaseModel):
 
     width: Annotated[int, Field(ge=1, description="Beams kept at each step.")]
     length_penalty: Annotated[
-        float, Field(description="A finished score is divided by (new tokens) ** length_penalty.")
+        float,
+        Field(
+            ge=-50,
+            le=50,
+            allow_inf_nan=False,
+            description="A finished score is divided by (new tokens) ** length_penalty.",
+        ),
     ] = 1.0
     early_stopping: Annotated[
         Literal[True, False, "never"],
