@@ -14,6 +14,7 @@ from batchgen.config_values import (
     AutoBytes,
     AutoCount,
     Duration,
+    Expression,
     OptionalDuration,
     Paths,
     describe,
@@ -93,6 +94,18 @@ class InputConfig(Section):
         Literal["refuse", "append"],
         Field(description="When a later run finds more rows: refuse, or append them as new shards."),
     ] = "refuse"
+    where: Annotated[
+        Expression | None,
+        Field(
+            description="Answer the rows alone for which this Jinja expression over the columns is true; null: all.",
+            examples=["split == 'test' and score is not none"],
+        ),
+    ] = None
+    sample: Annotated[
+        int | None,
+        Field(ge=1, description="Answer a random sample of so many rows; null: all.", json_schema_extra=_ROWS),
+    ] = None
+    sample_seed: Annotated[int, Field(ge=0, description="Seed of `sample`.")] = 0
     limit: Annotated[
         int | None,
         Field(ge=0, description="Answer the first rows only; null: all.", json_schema_extra=_ROWS),
@@ -197,6 +210,7 @@ class RunConfig(Section):
     ] = 30.0
     journal_interval: Annotated[
         Duration,
+        Expression,
         Field(
             description="How often unfinished rows are noted, so how much a crash can cost.", json_schema_extra=_SECONDS
         ),

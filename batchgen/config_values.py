@@ -82,6 +82,15 @@ def check_template(text: str) -> str:
     return text
 
 
+def check_expression(text: str) -> str:
+    """Raise ValueError where Jinja cannot parse the expression; returns it as it is."""
+    try:
+        Environment().parse("{{ " + text + " }}")
+    except TemplateSyntaxError as error:
+        raise ValueError(f"not a valid Jinja expression: {error.message}") from error
+    return text
+
+
 _DURATION_SCHEMA: dict[str, Any] = {
     "anyOf": [
         {"type": "number", "minimum": 0},
@@ -116,3 +125,6 @@ Paths = Annotated[str | list[str], BeforeValidator(_check_paths)]
 
 Template = Annotated[str, AfterValidator(check_template)]
 """Jinja source that parses."""
+
+Expression = Annotated[str, Field(min_length=1), AfterValidator(check_expression)]
+"""A Jinja expression that parses."""

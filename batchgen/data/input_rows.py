@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -87,7 +88,8 @@ class ScannedFile:
     columns: dict[str, Any]
     """The format's own account of columns and their types, for `InputFormat.columns_of`; JSON values."""
     skipped: tuple[tuple[int, int], ...] = ()
-    """Half-open ranges of physical rows that are no rows: blank lines."""
+    """Half-open ranges of physical rows that are not answered: blank lines, and what `input.where` and
+    `input.sample` leave out."""
     offsets: tuple[int, ...] = ()
     """Of a text file: byte offset (after decompression) of the rows 0, OFFSET_EVERY, 2 x OFFSET_EVERY ..."""
     num_bad_rows: int = 0
@@ -98,22 +100,27 @@ class ScannedFile:
         """Whether the file's size, mtime and inode are still those of the plan pass."""
         return is_unchanged(Path(self.path), self.size, self.mtime_ns, self.inode)
 
-    def rows(self, start: int = 0, stop: int | None = None) -> Iterator[int]:
-        """Physical numbers of the rows in a half-open range, blank lines left out."""
+    def runs(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
+        """Half-open ranges of rows without a skipped one between them, that make up a range of physical rows."""
         stop = self.num_rows if stop is None else min(stop, self.num_rows)
         at = start
-        for first, end in self.skipped[max(0, bisect_left(self.skipped, (start, start)) - 1) :]:
+        for index in range(max(0, bisect_left(self.skipped, (start, start)) - 1), len(self.skipped)):
+            first, end = self.skipped[index]
             if first >= stop:
                 break
-            yield from range(at, first)
+            if first > at:
+                yield at, first
             at = max(at, end)
-        yield from range(at, stop)
+        if at < stop:
+            yield at, stop
+
+    def rows(self, start: int = 0, stop: int | None = None) -> Iterator[int]:
+        """Physical numbers of the rows in a half-open range, skipped ones left out."""
+        return chain.from_iterable(range(*run) for run in self.runs(start, stop))
 
     def count_rows(self, start: int = 0, stop: int | None = None) -> int:
-        """Number of rows in a half-open range of physical rows, blank lines left out."""
-        stop = self.num_rows if stop is None else min(stop, self.num_rows)
-        blank = sum(max(0, min(end, stop) - max(first, start)) for first, end in self.skipped)
-        return max(0, stop - start) - blank
+        """Number of rows in a half-open range of physical rows, skipped ones left out."""
+        return sum(end - first for first, end in self.runs(start, stop))
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; `from_json` gives back an equal record."""
@@ -138,10 +145,12 @@ class InputScan:
     """The columns carried through to the output: those of `input.columns`, or all that Parquet can hold."""
     left_out: tuple[str, ...] = field(default=())
     """Columns that are not carried through although all were asked for, since Parquet cannot hold them."""
+    selection: str | None = None
+    """What chose the rows, where not all are answered."""
 
     @property
     def num_rows(self) -> int:
-        """Rows of the input, blank lines left out."""
+        """Rows that are answered."""
         return sum(file.count_rows() for file in self.files)
 
     @property
@@ -156,6 +165,7 @@ class InputScan:
             "source_schema": schema_to_json(self.source_schema),
             "schema": schema_to_json(self.schema),
             "left_out": list(self.left_out),
+            "selection": self.selection,
         }
 
     @classmethod
@@ -166,6 +176,7 @@ class InputScan:
             source_schema=schema_from_json(value["source_schema"]),
             schema=schema_from_json(value["schema"]),
             left_out=tuple(value["left_out"]),
+            selection=value.get("selection"),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from batchgen.data.input_rows import (
 )
 from batchgen.data.inputs import list_inputs
 from batchgen.data.names import near_names
+from batchgen.data.selection import RowFilter, select, selection_of
 from batchgen.errors import InputError
 from batchgen.records import RowError, RowRange
 
@@ -38,20 +40,50 @@ __all__ = [
 ]
 
 
+_TABLE_ROWS = 1024
+_TABLE_BYTES = 64 * 2**20
+
+
 def scan_inputs(files: Sequence[InputFile], config: InputConfig, known: InputScan | None = None) -> InputScan:
-    """The plan pass: rows, hashes, offsets and column types of all files.
+    """The plan pass: rows, hashes, offsets and column types of all files, and which rows are answered.
 
     Files that `known`, an earlier scan, saw with the same size, mtime and inode are not read again. Raises
     InputError for a file that is wrong as a whole, for a column in `input.columns` or `input.schema` that no file
     has, and, with `input.on_error: fail`, for the first row that cannot be read.
     """
+    selection = selection_of(config)
+    if known is not None and not _is_reusable(known, files, selection):
+        known = None
     earlier = {file.path: file for file in known.files} if known else {}
     scanned = tuple(_scan_file(file, earlier.get(str(file.path))) for file in files)
     if config.on_error == "fail":
         _refuse_bad_rows(scanned)
     source_schema = _source_schema(scanned, config)
     schema, left_out = _carried(source_schema, config)
-    return InputScan(scanned, source_schema, schema, left_out)
+    scan = InputScan(scanned, source_schema, schema, left_out, selection)
+    return scan if selection is None or known is not None else _selected(scan, config)
+
+
+def _is_reusable(known: InputScan, files: Sequence[InputFile], selection: str | None) -> bool:
+    """Whether an earlier scan's files say what was found in them; a selection from all files is of use as a whole."""
+    if known.selection != selection:
+        return False
+    if selection is None:
+        return True
+    same = [(str(file.path), file.format) for file in files] == [(file.path, file.format) for file in known.files]
+    return same and all(file.is_current() for file in known.files)
+
+
+def _selected(scan: InputScan, config: InputConfig) -> InputScan:
+    if config.where is None:
+        return select(scan, config, (file.rows() for file in scan.files))
+    chosen = RowFilter(config.where, scan.source_schema.names)
+    with closing(PromptReader(scan, config, chosen.names)) as reader:
+        kept = (
+            (row.row for row in reader.read(rows) if chosen.keeps(row, file.path))
+            for rows, file in zip(scan.ranges, scan.files, strict=True)
+        )
+        return select(scan, config, kept)
 
 
 def _scan_file(file: InputFile, earlier: ScannedFile | None) -> ScannedFile:
@@ -67,8 +99,9 @@ def _refuse_bad_rows(files: Iterable[ScannedFile]) -> None:
     for file in files:
         if file.bad_rows:
             bad = file.bad_rows[0]
+            place = f":{bad.row + 1}" if file.format in ("jsonl", "text") else f": row {bad.row}"
             more = f" ({file.num_bad_rows} such rows in this file)" if file.num_bad_rows > 1 else ""
-            raise InputError(f"{file.path}:{bad.row + 1}: {bad.code}: {bad.message}{more}; input.on_error is fail")
+            raise InputError(f"{file.path}{place}: {bad.code}: {bad.message}{more}; input.on_error is fail")
 
 
 def _source_schema(files: Sequence[ScannedFile], config: InputConfig) -> pa.Schema:
@@ -121,22 +154,28 @@ class PromptReader:
         self._cursors: dict[bool, tuple[int, RowCursor]] = {}
 
     def read(self, rows: RowRange) -> Iterator[InputRow]:
-        """The rows of a range in order; a row that cannot be read has its `error` set. Blank lines are no rows."""
+        """The rows of a range in order; a row that cannot be read has its `error` set. Skipped rows are left out."""
         fields = {field.name: field for field in (*self._needed, *self._declared)}
-        for row in self._cursor(rows.source, pa.schema(list(fields.values())), carried=False).rows(*rows[1:]):
-            row.error = row.error or self._misfit(row)
-            row.values = {} if row.error else {name: row.values[name] for name in self._needed.names}
-            yield row
+        cursor = self._cursor(rows.source, pa.schema(list(fields.values())), carried=False)
+        for run in self._scan.files[rows.source].runs(rows.start, rows.stop):
+            for row in cursor.rows(*run):
+                row.error = row.error or self._misfit(row)
+                row.values = {} if row.error else {name: row.values[name] for name in self._needed.names}
+                yield row
 
     def read_columns(self, rows: RowRange) -> Iterator[pa.Table]:
         """The columns carried through for the same rows as `read`, with their declared types, a piece at a time.
 
         A value that cannot be read, or does not fit the type that `input.schema` declares, is null.
         """
-        if len(self._scan.schema):
-            yield from self._cursor(rows.source, self._scan.schema, carried=True).tables(*rows[1:])
-        elif num_rows := self._scan.files[rows.source].count_rows(*rows[1:]):
-            yield pa.table({"": pa.nulls(num_rows)}).select([])
+        file = self._scan.files[rows.source]
+        if not self._scan.schema.names:
+            if num_rows := file.count_rows(rows.start, rows.stop):
+                yield pa.table({"": pa.nulls(num_rows)}).select([])
+            return
+        cursor = self._cursor(rows.source, self._scan.schema, carried=True)
+        pieces = (table for run in file.runs(rows.start, rows.stop) for table in cursor.tables(*run))
+        yield from _joined(pieces)
 
     def close(self) -> None:
         """Close all files."""
@@ -168,6 +207,21 @@ class PromptReader:
             raise InputError(f"{file.path}: cannot be read: {error.strerror or error}") from error
         self._cursors[carried] = (source, cursor)
         return cursor
+
+
+def _joined(pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """The same rows in fewer tables: scattered rows come one by one."""
+    held: list[pa.Table] = []
+    num_rows = num_bytes = 0
+    for piece in pieces:
+        if held and (num_rows + piece.num_rows > _TABLE_ROWS or num_bytes + piece.nbytes > _TABLE_BYTES):
+            yield pa.concat_tables(held)
+            held, num_rows, num_bytes = [], 0, 0
+        held.append(piece)
+        num_rows += piece.num_rows
+        num_bytes += piece.nbytes
+    if held:
+        yield pa.concat_tables(held)
 
 
 def _refuse_changed(file: ScannedFile) -> None:

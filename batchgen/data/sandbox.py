@@ -121,7 +121,7 @@ def compile_template(environment: jinja2.Environment, source: str, key: str) -> 
     except jinja2.TemplateSyntaxError as error:
         raise JobError(f"{key}: line {error.lineno} of the template: {error.message}") from error
     except Exception as error:  # Jinja computes constants while it compiles, and they may raise anything.
-        raise JobError(f"{key}: the template cannot be compiled: {_described(error)}") from error
+        raise JobError(f"{key}: the template cannot be compiled: {describe_error(error)}") from error
 
 
 def render(template: jinja2.Template, context: dict[str, Any], limit: int = MAX_OUTPUT_CHARACTERS) -> str:
@@ -133,7 +133,7 @@ def render(template: jinja2.Template, context: dict[str, Any], limit: int = MAX_
     except Exception as error:  # The row boundary: an expression of a template may raise anything.
         line = _line_of(error)
         where = f"line {line} of the template: " if line else ""
-        raise RowFailure("template_error", where + _described(error)) from error
+        raise RowFailure("template_error", where + describe_error(error)) from error
 
 
 def _limited(pieces: Iterator[str], limit: int) -> Iterator[str]:
@@ -145,7 +145,8 @@ def _limited(pieces: Iterator[str], limit: int) -> Iterator[str]:
         yield piece
 
 
-def _described(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
+    """What a template's expression raised, without addresses, so that it is the same in every run."""
     if isinstance(error, jinja2.TemplateError):
         return _ADDRESS.sub("", error.message or "the template refuses this row")
     if isinstance(error, MemoryError):
