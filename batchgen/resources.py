@@ -28,7 +28,7 @@ from batchgen.gguf.reader import MAGIC
 
 PACKAGE_PREFIX = "package:"
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
-_FETCHED = ["*.safetensors", "*.json", "*.jinja"]
+_FETCHED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "spiece.model"]
 # Sub-folders hold other formats of the same weights (onnx/, original/), and so do consolidated*.safetensors.
 _NOT_FETCHED = ["*/*", "consolidated*"]
 _PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")

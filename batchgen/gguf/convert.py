@@ -58,7 +58,7 @@ def convert_gguf(path: Path, directory: Path) -> None:
         architecture, config = read_config(gguf)
         plan = [_plan(gguf, architecture, config, tensor) for tensor in _weights(gguf)]
         ends = write_tokenizer(gguf, directory)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         what = f"{type(error).__name__}: {error}"
         raise ModelError(
             f"{path}: the metadata of this GGUF file is incomplete or contradicts itself ({what})"
