@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +21,15 @@ _BAR_FORMAT = "{n_fmt}/{total_fmt} rows |{bar}| {percentage:3.0f}% {elapsed}{pos
 
 def open_progress(stream: TextIO = sys.stderr) -> Progress:
     """The bar where `stream` is a terminal, lines where it is a file or a pipe."""
-    return BarProgress(stream) if stream.isatty() else LineProgress(stream)
+    return BarProgress(stream) if stream.isatty() and _num_columns(stream) > 0 else LineProgress(stream)
+
+
+def _num_columns(stream: TextIO) -> int:
+    # Terminals that were given no size say 0, and a bar would show nothing there.
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except OSError:
+        return 0
 
 
 class Rate:
@@ -109,7 +118,7 @@ class BarProgress:
                 mininterval=0.1,
             )
         self.bar.set_postfix_str(figures(snapshot, self.rate), refresh=False)
-        self.bar.update(snapshot.num_done - self.bar.n)
+        self.bar.n = snapshot.num_done
         self.bar.refresh()
 
     def message(self, text: str) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import os
+import termios
 from dataclasses import replace
 
 import pytest
@@ -37,8 +39,15 @@ def snapshot(
     )
 
 
-def test_a_terminal_gets_a_bar_and_a_file_gets_lines() -> None:
-    assert isinstance(open_progress(Terminal()), BarProgress)
+@pytest.mark.parametrize(("columns", "kind"), [(80, BarProgress), (0, LineProgress)])
+def test_a_terminal_gets_a_bar_unless_it_has_no_width(columns: int, kind: type) -> None:
+    primary, replica = os.openpty()
+    termios.tcsetwinsize(replica, (24, columns))
+    with open(primary, "rb"), open(replica, "w") as terminal:
+        assert isinstance(open_progress(terminal), kind)
+
+
+def test_a_file_gets_lines() -> None:
     assert isinstance(open_progress(io.StringIO()), LineProgress)
 
 
