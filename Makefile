@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 INSTALLED = $(VENV)/.installed
 
-.PHONY: run test test-all check fix generate clean
+.PHONY: run test test-all check fix generate kernels gpu-check clean
 
 # The C++ kernels are built by the installation, so it is done again when they change.
 NATIVE = setup.py $(wildcard kernels/batchgen_kernels/cpu/*.cpp kernels/batchgen_kernels/cpu/*.h)
@@ -38,6 +38,12 @@ fix: $(INSTALLED)  ## Repair lint and format.
 
 generate: $(INSTALLED)  ## Write the generated schemas and pages anew.
 	$(BIN)/python -m tests.generated
+
+kernels: $(INSTALLED)  ## Compile every Triton kernel ahead of time for sm_80, sm_90 and gfx942; no GPU needed.
+	$(BIN)/python -m benchmarks.compile_kernels
+
+gpu-check: $(INSTALLED)  ## On a machine with a GPU: kernels against references and limits; writes gpu-check.json.
+	$(BIN)/python -m benchmarks.gpu_check
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -268,8 +268,10 @@ def test_triton_draws_what_the_reference_draws(params: SampleParams, vocabulary:
     assert_same_draws(sample_triton(logits_RV, params, keys(5)), sample_reference(logits_RV, params, keys(5)))
 
 
-@pytest.mark.parametrize("name", ["greedy", "top-k", "top-p", "mixed"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [(torch.float16, "greedy"), (torch.bfloat16, "top-k"), (torch.float16, "top-p"), (torch.bfloat16, "mixed")],
+)
 def test_triton_takes_narrow_logits_and_keeps_ties_as_the_reference(dtype: torch.dtype, name: str) -> None:
     # Steps of 1/4: most filters cut through equal logits.
     logits_RV = (torch.randn(5, 1500, generator=torch.Generator().manual_seed(9)) * 4).round().div(4).to(dtype)
