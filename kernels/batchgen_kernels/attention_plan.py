@@ -83,6 +83,10 @@ class AttentionPlan(NamedTuple):
     num_slots: int
     shape: TileShape
 
+    def tables(self) -> list[Tensor]:
+        """All tensors of the plan."""
+        return [part for part in self if isinstance(part, Tensor)]
+
 
 def _decode_items(contexts_S: Integers, shared_S: Integers, decodes_C: Integers) -> tuple[Integers, Integers, int]:
     """Return the (sequence, split) items, the first slot of each sequence, and the number of slots."""
@@ -166,3 +170,35 @@ def plan_attention(
         num_slots=num_slots,
         shape=shape,
     )
+
+
+def reserve_plan(
+    shape: TileShape, *, num_sequences: int, num_splits: int, num_prefix_items: int = 0, device: torch.device
+) -> AttentionPlan:
+    """Return an empty plan with room for decodes alone, whose tensors a CUDA graph may hold; `update_plan` fills it."""
+
+    def table(*size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.int32, device=device)
+
+    return AttentionPlan(
+        counts_4=table(4),
+        decode_items_W2=table(num_splits, 2),
+        decode_sequences_C=table(num_sequences),
+        prefill_items_X2=table(0, 2),
+        prefix_items_Y3=table(num_prefix_items, 3),
+        members_M=table(num_sequences),
+        slot_starts_S=table(num_sequences),
+        num_slots=num_splits,
+        shape=shape,
+    )
+
+
+def update_plan(reserved: AttentionPlan, plan: AttentionPlan) -> None:
+    """Copy a plan into a reserved one, in place; ValueError where it does not fit."""
+    if plan.num_slots > reserved.num_slots or plan.shape != reserved.shape:
+        raise ValueError(f"{plan.num_slots} splits do not fit into a plan of {reserved.num_slots}, or its tiles differ")
+    tables = list(zip(reserved.tables(), plan.tables(), strict=True))
+    if any(len(of) > len(into) for into, of in tables):
+        raise ValueError("the plan does not fit into the reserved one: more sequences, prefix items or prompt chunks")
+    for into, of in tables:
+        into[: len(of)] = of

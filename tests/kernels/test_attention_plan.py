@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
-from batchgen_kernels.attention_plan import SPLIT_TOKENS, plan_attention, tile_shape
+from batchgen_kernels.attention_plan import SPLIT_TOKENS, plan_attention, reserve_plan, tile_shape, update_plan
 from batchgen_kernels.segments import SEGMENT_TOKENS, SharedPrefixes
 
 SHAPE = tile_shape(8, 2, 64)
@@ -49,3 +50,16 @@ def test_large_groups_take_several_tiles() -> None:
     prefixes = SharedPrefixes(torch.tensor([0, 20]), members, torch.tensor([256]))
     plan = plan_attention(list(range(21)), [300] * 20, SHAPE, prefixes=prefixes)
     assert plan.prefix_items_Y3.tolist() == [[0, 20, 0], [16, 20, 0]]
+
+
+def test_a_reserved_plan_takes_what_fits_and_refuses_the_rest() -> None:
+    reserved = reserve_plan(SHAPE, num_sequences=3, num_splits=5, device=torch.device("cpu"))
+    update_plan(reserved, plan_attention([0, 1, 2], [600, 9], SHAPE))
+    assert reserved.counts_4.tolist() == [4, 2, 0, 0]
+    assert reserved.decode_items_W2.tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [0, 0]]
+    with pytest.raises(ValueError, match="6 splits do not fit into a plan of 5"):
+        update_plan(reserved, plan_attention([0, 1], [1500], SHAPE))
+    with pytest.raises(ValueError, match="more sequences, prefix items or prompt chunks"):
+        update_plan(reserved, plan_attention([0, 2], [20], SHAPE))
+    with pytest.raises(ValueError, match="its tiles differ"):
+        update_plan(reserved, plan_attention([0, 1], [20], tile_shape(8, 1, 64)))

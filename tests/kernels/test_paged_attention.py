@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from batchgen_kernels.attention_plan import plan_attention, tile_shape
+from batchgen_kernels.attention_plan import plan_attention, reserve_plan, tile_shape, update_plan
 from batchgen_kernels.paged_attention import paged_attention, paged_attention_reference, paged_attention_triton
 from torch import Tensor
 
@@ -84,6 +84,15 @@ def test_few_programs_walk_over_all_decodes(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("batchgen_kernels.paged_attention.num_processors", lambda device: 1)
     case = AttentionCase([300, 1, 64, 520, 7], [1] * 5, seed=22)
     torch.testing.assert_close(triton(case).double(), case.expected(), rtol=0, atol=3e-6)
+
+
+def test_a_reserved_plan_serves_one_batch_after_another() -> None:
+    cases = [AttentionCase([300, 70, 5], [1] * 3, seed=23), AttentionCase([9], [1], seed=24)]
+    shape = tile_shape(*cases[0].heads, cases[0].dims[0])
+    reserved = reserve_plan(shape, num_sequences=4, num_splits=8, num_prefix_items=2, device=torch.device("cpu"))
+    for case in cases:
+        update_plan(reserved, plan_attention(case.starts, case.contexts, shape))
+        torch.testing.assert_close(triton(case, plan=reserved).double(), case.expected(), rtol=0, atol=3e-6)
 
 
 def test_no_queries_give_an_empty_output() -> None:
