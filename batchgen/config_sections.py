@@ -13,6 +13,7 @@ from batchgen.config_values import (
     ARROW_TYPES,
     AutoBytes,
     AutoCount,
+    Bytes,
     Duration,
     Expression,
     OptionalDuration,
@@ -52,11 +53,12 @@ class ModelConfig(Section):
     ] = "auto"
     max_model_len: Annotated[
         AutoCount,
+        Bytes,
         Field(description="Most tokens of prompt and completion; auto: the model's.", json_schema_extra=_TOKENS),
     ] = "auto"
     deterministic: Annotated[
-        bool,
-        Field(description="On a GPU, use kernels whose results do not depend on the batch. A CPU's never do."),
+        Literal[False],
+        Field(description="On a GPU, results that do not depend on the batch: not built yet. On a CPU they never do."),
     ] = False
 
 
@@ -91,8 +93,8 @@ class InputConfig(Section):
         Field(description="row: a row that cannot be read becomes an error row; fail: it ends the job."),
     ] = "row"
     on_growth: Annotated[
-        Literal["refuse", "append"],
-        Field(description="When a later run finds more rows: refuse, or append them as new shards."),
+        Literal["refuse"],
+        Field(description="What to do when a later run finds more rows; appending them is not built yet."),
     ] = "refuse"
     where: Annotated[
         Expression | None,
@@ -106,6 +108,12 @@ class InputConfig(Section):
         Field(ge=1, description="Answer a random sample of so many rows; null: all.", json_schema_extra=_ROWS),
     ] = None
     sample_seed: Annotated[int, Field(ge=0, description="Seed of `sample`.")] = 0
+    max_row_bytes: Annotated[
+        Bytes,
+        Field(
+            description="A longer line of text is an error row, and is not held in memory.", json_schema_extra=_BYTES
+        ),
+    ] = 16 * 2**20
     limit: Annotated[
         int | None,
         Field(ge=0, description="Answer the first rows only; null: all.", json_schema_extra=_ROWS),
@@ -123,7 +131,7 @@ class InputConfig(Section):
 
 
 class EngineConfig(Section):
-    """The machine. Nothing here can change a token (on a GPU: with model.deterministic)."""
+    """The machine. Nothing here can change a token (on a CPU)."""
 
     device: Annotated[
         str,
@@ -149,6 +157,7 @@ class EngineConfig(Section):
     max_sequences: Annotated[AutoCount, Field(description="Most sequences that run at once.")] = "auto"
     threads: Annotated[
         AutoCount,
+        Bytes,
         Field(
             description="Threads of a CPU; auto: as torch finds them, which is one for each core or OMP_NUM_THREADS."
         ),

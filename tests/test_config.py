@@ -194,7 +194,6 @@ class TestIdentity:
         [
             *("engine.block_size=32", "engine.kv_cache_memory=1GiB", "engine.device=cpu", "engine.threads=1"),
             *("run.grace=1", "run.max_error_rate=0", "output.path=elsewhere", "output.shard_rows=1"),
-            "input.on_growth=append",
         ],
     )
     def test_operational_keys_are_no_part_of_it(self, override: str) -> None:
