@@ -41,6 +41,8 @@ class TokenBytes:
 
     def join(self, context: Sequence[int], token_ids: Sequence[int]) -> bytes:
         """The bytes of several tokens after those of `context`."""
+        if self._from_string is not None:
+            return b"".join([self.of((), token_id) for token_id in token_ids])
         before = list(context[-NUM_CONTEXT_TOKENS:])
         pieces = []
         for token_id in token_ids:
