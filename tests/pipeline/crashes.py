@@ -33,7 +33,10 @@ def committed_shards(files: OutputFiles, root: Path) -> dict[int, ShardFile]:
 def committed_rows(files: OutputFiles, root: Path) -> Rows:
     """Every row of the files that the records name, in order of their keys."""
     paths = OutputPaths(root)
-    tables = [pq.read_table(files.open_read(paths.shard(number))) for number in committed_shards(files, root)]
+    tables = []
+    for number in committed_shards(files, root):
+        with files.open_read(paths.shard(number)) as file:
+            tables.append(pq.read_table(file))
     rows = pa.concat_tables(tables).to_pylist() if tables else []
     return sorted(rows, key=lambda row: (row["batchgen"]["source"], row["batchgen"]["row"]))
 
