@@ -110,3 +110,23 @@ class BeamSearch:
             logprobs=None if token.alternatives is None else [*(parent.logprobs or []), token.alternatives],
             ending=ending,
         )
+
+
+def extend_beams(live: list[Sequence], survivors: list[Candidate]) -> list[Sequence]:
+    """The next live beams, best first: a parent's best child takes over its blocks, further ones share them.
+
+    History needs no copy of its own: each child is its parent's tokens and one more.
+    """
+    heirs = {candidate.parent: rank for rank, candidate in reversed(list(enumerate(survivors)))}
+    places = iter(sorted(set(range(live[0].group.num_places)) - {live[parent].sample for parent in heirs}))
+    children = [
+        live[candidate.parent] if heirs[candidate.parent] == rank else live[candidate.parent].fork(next(places))
+        for rank, candidate in enumerate(survivors)
+    ]
+    for child, (_, score, token) in zip(children, survivors, strict=True):
+        child.score = score
+        child.cumulative_logprob += token.raw_logprob
+        if token.alternatives is not None:
+            child.logprobs = [*(child.logprobs or ()), token.alternatives]
+        child.append(token.token_id)
+    return children

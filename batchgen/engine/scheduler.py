@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
+from batchgen.engine.admission import check_capacity
 from batchgen.engine.batch import Batch, Draw, ScheduledChunk
-from batchgen.engine.beam import Candidate, Continuation
+from batchgen.engine.beam import Continuation, extend_beams
 from batchgen.engine.block_pool import BlockPool, OutOfBlocks
-from batchgen.engine.block_table import BlockTable, blocks_to_append
+from batchgen.engine.block_table import blocks_to_append
 from batchgen.engine.prefix_cache import PrefixCache
+from batchgen.engine.residency import Residency
 from batchgen.engine.sequence import Ending, Sequence, SequenceGroup, Status
 from batchgen.engine.waiting import WaitingQueue, age
 from batchgen.records import RowError
@@ -25,7 +27,6 @@ class SchedulerMetrics:
 
     num_preemptions: int = 0
     num_copies: int = 0
-    num_cached_tokens: int = 0
     peak_blocks_held: int = 0
 
 
@@ -46,7 +47,7 @@ class Scheduler:
                 "every running sequence gets one token per step"
             )
         self.pool = pool
-        self.prefix_cache = prefix_cache
+        self._blocks = Residency(pool, prefix_cache)
         self.max_batch_tokens = max_batch_tokens
         self.max_sequences = max_sequences
         self._full_budget = (max_batch_tokens, max_sequences)
@@ -68,7 +69,7 @@ class Scheduler:
 
     def add(self, group: SequenceGroup) -> None:
         """Queue a group; it is admitted in the order of `admission_order` among what waits with it."""
-        error = self._check_capacity(group)
+        error = check_capacity(group, self.pool, self.max_sequences)
         if error is not None:
             self._fail_group(group, error)
         elif group.num_unfinished == 0:
@@ -137,9 +138,7 @@ class Scheduler:
         self.pool.end_step()
         while self.running:
             self._preempt_youngest()
-        if self.prefix_cache is not None:
-            for link in batch.published:
-                self.prefix_cache.withdraw(link)
+        self._blocks.withdraw(batch.published)
 
     def shrink(self) -> bool:
         """Halve the budget after a step that did not fit on the device; False if it is as small as it gets."""
@@ -152,6 +151,11 @@ class Scheduler:
     def restore(self) -> None:
         """Take back all shrinking: what did not fit is gone."""
         self.max_batch_tokens, self.max_sequences = self._full_budget
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens that admissions found in the prefix cache."""
+        return self._blocks.num_cached_tokens
 
     def useful_share(self) -> float:
         """Computed tokens over slots in held blocks; a block with several owners counts once. 1.0 for an empty pool."""
@@ -254,8 +258,8 @@ class Scheduler:
         end = start + num_tokens
         batch.chunks.append(ScheduledChunk(sequence, start, num_tokens))
         batch.num_tokens += num_tokens
-        if self.prefix_cache is not None and end // self.pool.block_size > len(sequence.chain):
-            self._publish(batch, sequence, end)
+        if end // self.pool.block_size > len(sequence.chain):
+            batch.published.extend(self._blocks.publish(sequence, end))
         index = len(batch.chunks) - 1
         if sequence.is_scored:
             batch.scored.append(index)
@@ -266,20 +270,6 @@ class Scheduler:
             batch.samples.append((index, sequence))
             if sequence.sample == 0 and sequence.group.has_unborn:
                 self._fork_samples(batch, sequence, index)
-
-    def _publish(self, batch: Batch, sequence: Sequence, end: int) -> None:
-        """Make the blocks that this step fills findable: later admissions of the same step share them already."""
-        assert self.prefix_cache is not None
-        assert sequence.table is not None
-        size = self.pool.block_size
-        chain = sequence.chain
-        for index in range(len(chain), end // size):
-            tokens = tuple(sequence.token_ids[index * size : (index + 1) * size])
-            parent = chain[-1] if chain else None
-            link, is_new = self.prefix_cache.publish(parent, tokens, sequence.table.block_ids[index])
-            chain.append(link)
-            if is_new:
-                batch.published.append(link)
 
     def _fork_samples(self, batch: Batch, root: Sequence, chunk_index: int) -> None:
         """The other samples are born from the prompt's blocks; all draw their first token from the same logits."""
@@ -314,28 +304,13 @@ class Scheduler:
             group.num_unfinished = 0
             self._finished.append(group)
         else:
-            group.sequences = self._reparent(live, survivors)
-
-    def _reparent(self, live: list[Sequence], survivors: list[Candidate]) -> list[Sequence]:
-        """The next live beams: a parent's first child takes over its blocks, further ones share them."""
-        first = {candidate.parent: rank for rank, candidate in reversed(list(enumerate(survivors)))}
-        places = iter(sorted(set(range(live[0].group.num_places)) - {live[parent].sample for parent in first}))
-        for parent, sequence in enumerate(live):
-            if parent not in first:
-                self._leave(sequence)
-        children = [
-            live[candidate.parent] if first[candidate.parent] == rank else live[candidate.parent].fork(next(places))
-            for rank, candidate in enumerate(survivors)
-        ]
-        for sequence, (parent, score, token) in zip(children, survivors, strict=True):
-            sequence.score = score
-            sequence.cumulative_logprob += token.raw_logprob
-            if token.alternatives is not None:
-                sequence.logprobs = [*(sequence.logprobs or ()), token.alternatives]
-            sequence.append(token.token_id)
-            if sequence is not live[parent]:
-                self._start(sequence)
-        return children
+            group.sequences = extend_beams(live, survivors)
+            for sequence in live:
+                if sequence not in group.sequences:
+                    self._leave(sequence)
+            for sequence in group.sequences:
+                if sequence not in live:
+                    self._start(sequence)
 
     # ---- admission
 
@@ -352,12 +327,15 @@ class Scheduler:
                 continue
             if places > room:
                 return
-            has_blocks = self._take_blocks(sequence)
+            has_blocks = self._blocks.enter(sequence)
             if not has_blocks and self.running:
                 return
             self._waiting.pop()
             if has_blocks:
                 num_running = len(self.running)
+                if sequence.group.age < 0:
+                    sequence.group.age = self._next_age
+                    self._next_age += 1
                 self._start(sequence)
                 self._schedule_chunk(batch, sequence)
                 # No room is left where a sample found none: it must not be admitted before it has its first token.
@@ -369,52 +347,6 @@ class Scheduler:
         """Running sequences, and those that beam searches among them may still grow to."""
         searches = {id(s.group): s.group for s in self.running if s.group.search is not None}
         return len(self.running) + sum(group.num_places - len(group.sequences) for group in searches.values())
-
-    def _check_capacity(self, group: SequenceGroup) -> RowError | None:
-        """What makes the group impossible in this pool, whatever else runs."""
-        size = self.pool.block_size
-        places = group.num_places
-        if places > self.max_sequences:
-            return RowError("kv_capacity", f"{places} beams are more than the {self.max_sequences} of max_sequences")
-        # An open end may come early: such a row is tried, unless not even its prompt fits.
-        max_tokens = 0 if group.params.max_tokens is None else group.max_tokens
-        shared, tail = divmod(group.num_prompt_tokens, size)
-        # Beams share the prompt's full blocks; each has a tail, and one more block while it is copied.
-        copied = places if places > 1 and max_tokens > 0 else 0
-        blocks = shared + places * (-(-(tail + max_tokens) // size)) + copied
-        if blocks <= self.pool.num_blocks:
-            return None
-        message = (
-            f"the prompt's {group.num_prompt_tokens} tokens and max_tokens {max_tokens} need {blocks} blocks, "
-            f"and the KV cache has {self.pool.num_blocks}; raise engine.kv_cache_memory or lower sampling.max_tokens"
-        )
-        return RowError("kv_capacity", message)
-
-    def _take_blocks(self, sequence: Sequence) -> bool:
-        """Blocks for all tokens that the sequence has, cached ones first; nothing has changed when it returns False."""
-        table = BlockTable(self.pool)
-        num_tokens = len(sequence.token_ids)
-        # Where the prompt's own log-probabilities are wanted, every token must be computed.
-        if self.prefix_cache is not None and not sequence.is_scored:
-            # The last token is never served from the cache: its logits are needed to sample.
-            sequence.chain = self.prefix_cache.match(sequence.token_ids, num_tokens - 1)
-            table.adopt([link.block_id for link in sequence.chain])
-        num_cached = table.num_tokens
-        try:
-            table.append_slots(num_tokens - num_cached)
-        except OutOfBlocks:
-            table.free()
-            sequence.chain = []
-            return False
-        sequence.table = table
-        sequence.num_computed_tokens = num_cached
-        group = sequence.group
-        if group.age < 0:
-            group.age = self._next_age
-            self._next_age += 1
-            group.cached_tokens = num_cached
-        self.metrics.num_cached_tokens += num_cached
-        return True
 
     def _start(self, sequence: Sequence) -> None:
         sequence.status = Status.RUNNING
@@ -429,7 +361,7 @@ class Scheduler:
         group = victim.group
         if group.search is None:
             self.running.pop()
-            self._release(victim)
+            self._blocks.leave(victim)
             victim.status = Status.WAITING
             self._waiting.put_back(victim)
             return
@@ -441,15 +373,8 @@ class Scheduler:
         group.search = group.search.restarted()
         self._waiting.put_back(root)
 
-    def _release(self, sequence: Sequence) -> None:
-        if sequence.table is not None:
-            sequence.table.free()
-        sequence.table = None
-        sequence.chain = []
-        sequence.num_computed_tokens = 0
-
     def _leave(self, sequence: Sequence) -> None:
-        self._release(sequence)
+        self._blocks.leave(sequence)
         sequence.status = Status.FINISHED
 
     def _finish(self, sequence: Sequence) -> None:
