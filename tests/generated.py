@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +110,9 @@ def _help(command: tuple[str, ...]) -> str:
     return subprocess.run(arguments, env=environ, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
+@cache
 def generated_files() -> dict[str, str]:
-    """Path from the root of the repository -> text."""
+    """Path from the root of the repository -> text; made once, since the page of models takes seconds."""
     return {
         "schemas/job.v1.schema.json": schema_text(),
         "docs/job-file.md": job_file_page(),
