@@ -55,6 +55,12 @@ def _check_bytes(value: object) -> object:
     raise ValueError(f'must be "auto" or a number of bytes such as 256MiB, got {describe(value)}')
 
 
+def _check_size(value: object) -> object:
+    if value == "auto":
+        raise ValueError('must be a number of bytes such as 16MiB, got the text "auto"')
+    return _check_bytes(value)
+
+
 def _check_duration(value: object) -> object:
     seconds = parse_duration(value) if isinstance(value, str) else value
     if _is_number(seconds) and isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds >= 0:
@@ -110,6 +116,9 @@ AutoCount = Annotated[Literal["auto"] | Annotated[int, Field(ge=1)], BeforeValid
 
 AutoBytes = Annotated[Literal["auto"] | int, BeforeValidator(_check_bytes), WithJsonSchema(_BYTES_SCHEMA)]
 """`auto` or a number of bytes, written with a unit or without."""
+
+Bytes = Annotated[int, BeforeValidator(_check_size), WithJsonSchema({"anyOf": _BYTES_SCHEMA["anyOf"][1:]})]
+"""A number of bytes, written with a unit or without."""
 
 Duration = Annotated[float, BeforeValidator(_check_duration), WithJsonSchema(_DURATION_SCHEMA)]
 """Seconds, written as a number or with units."""

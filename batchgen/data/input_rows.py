@@ -23,9 +23,6 @@ Compression = Literal["gzip", "bz2", "xz", "zstd"]
 OFFSET_EVERY = 1024
 """Rows between two byte offsets of a text file's index."""
 
-MAX_ROW_BYTES = 64 * 2**20
-"""Bytes of one line of text; a longer one is a row error, and is skipped without being held in memory."""
-
 
 class RowFailure(Exception):
     """What is wrong with one row; becomes that row's error, and harms no other."""

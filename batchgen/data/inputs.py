@@ -30,6 +30,8 @@ FORMAT_SUFFIXES: dict[str, FormatName] = {
     ".feather": "arrow",
     ".ipc": "arrow",
 }
+_SIDE_FILES = frozenset({"dataset_info.json", "dataset_dict.json", "state.json"})
+"""What `datasets.save_to_disk` writes beside its data."""
 _SHOWN = 10
 
 
@@ -101,7 +103,7 @@ def _files_below(directory: Path, config: InputConfig, skipped: set[str]) -> Ite
 
 
 def _is_passed_over(name: str) -> bool:
-    return name.startswith((".", "_")) or name.endswith((".crc", "~", ".tmp"))
+    return name.startswith((".", "_")) or name.endswith((".crc", "~", ".tmp")) or name in _SIDE_FILES
 
 
 def _refuse_twice(paths: list[Path]) -> None:

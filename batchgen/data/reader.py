@@ -14,7 +14,6 @@ from batchgen.config import InputConfig
 from batchgen.data.arrow_types import concrete, fits, unify
 from batchgen.data.formats.registry import FORMATS
 from batchgen.data.input_rows import (
-    MAX_ROW_BYTES,
     InputFile,
     InputRow,
     InputScan,
@@ -55,7 +54,7 @@ def scan_inputs(files: Sequence[InputFile], config: InputConfig, known: InputSca
     if known is not None and not _is_reusable(known, files, selection):
         known = None
     earlier = {file.path: file for file in known.files} if known else {}
-    scanned = tuple(_scan_file(file, earlier.get(str(file.path))) for file in files)
+    scanned = tuple(_scan_file(file, earlier.get(str(file.path)), config.max_row_bytes) for file in files)
     if config.on_error == "fail":
         _refuse_bad_rows(scanned)
     source_schema = _source_schema(scanned, config)
@@ -86,11 +85,11 @@ def _selected(scan: InputScan, config: InputConfig) -> InputScan:
         return select(scan, config, kept)
 
 
-def _scan_file(file: InputFile, earlier: ScannedFile | None) -> ScannedFile:
+def _scan_file(file: InputFile, earlier: ScannedFile | None, max_row_bytes: int) -> ScannedFile:
     if earlier and earlier.format == file.format and earlier.is_current():
         return ScannedFile.from_json({**earlier.to_json(), "source": file.source, "name": file.name})
     try:
-        return FORMATS[file.format].scan(file, MAX_ROW_BYTES)
+        return FORMATS[file.format].scan(file, max_row_bytes)
     except OSError as error:
         raise InputError(f"{file.path}: cannot be read: {error.strerror or error}") from error
 
@@ -146,6 +145,7 @@ class PromptReader:
     def __init__(self, scan: InputScan, config: InputConfig, columns: Collection[str] | None = None) -> None:
         """`columns` are those that the prompt needs; None: all."""
         self._scan = scan
+        self._max_row_bytes = config.max_row_bytes
         names = scan.source_schema.names
         self._needed = pa.schema(
             [scan.source_schema.field(name) for name in names if columns is None or name in columns]
@@ -200,9 +200,9 @@ class PromptReader:
             opened[1].close()
             del self._cursors[carried]
         file = self._scan.files[source]
-        _refuse_changed(file)
+        _refuse_changed(file, self._max_row_bytes)
         try:
-            cursor = FORMATS[file.format].open(file, schema, MAX_ROW_BYTES)
+            cursor = FORMATS[file.format].open(file, schema, self._max_row_bytes)
         except OSError as error:
             raise InputError(f"{file.path}: cannot be read: {error.strerror or error}") from error
         self._cursors[carried] = (source, cursor)
@@ -224,12 +224,12 @@ def _joined(pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(held)
 
 
-def _refuse_changed(file: ScannedFile) -> None:
+def _refuse_changed(file: ScannedFile, max_row_bytes: int) -> None:
     path = Path(file.path)
     if file.is_current():
         return
     if not path.exists():
         raise InputError(f"{path}: is gone since the plan was made; put it back")
-    now = FORMATS[file.format].scan(InputFile(file.source, path, file.name, file.format), MAX_ROW_BYTES)
+    now = FORMATS[file.format].scan(InputFile(file.source, path, file.name, file.format), max_row_bytes)
     if now.sha256 != file.sha256:
         raise InputError(f"{path}: its content changed since the plan was made; put the old content back")

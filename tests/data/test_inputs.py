@@ -34,6 +34,17 @@ def test_a_directory_gives_its_data_files_and_passes_over_the_rest_once(
     ]
 
 
+def test_a_dataset_that_was_saved_to_disk_is_its_arrow_files(tmp_path: Path) -> None:
+    touch(
+        tmp_path,
+        "d/dataset_dict.json",
+        "d/test/dataset_info.json",
+        "d/test/state.json",
+        "d/test/data-00000-of-00001.arrow",
+    )
+    assert listed(tmp_path, "d") == ["d/test/data-00000-of-00001.arrow"]
+
+
 def test_a_pattern_passes_over_hidden_names_unless_it_names_them(tmp_path: Path) -> None:
     touch(tmp_path, "a.jsonl", ".b.jsonl", "_c.jsonl", "deep/er/d.jsonl", ".x/in.jsonl")
     assert listed(tmp_path, "*.jsonl") == ["a.jsonl"]

@@ -79,13 +79,12 @@ def test_a_file_that_is_wrong_as_a_whole_is_refused(tmp_path: Path, content: byt
         read_all(tmp_path, "in.csv")
 
 
-def test_limits_hold_for_lines_and_for_whole_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("batchgen.data.reader.MAX_ROW_BYTES", 50)
+def test_limits_hold_for_lines_and_for_whole_records(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_bytes(b"a\n" + b"x" * 100 + b"\n1\n")
-    assert read_all(tmp_path, "in.csv").errors == {0: "row_too_long"}
+    assert read_all(tmp_path, "in.csv", max_row_bytes=50).errors == {0: "row_too_long"}
     (tmp_path / "in.csv").write_bytes(b'a\n"' + b"x\n" * 100 + b'"\n')
     with pytest.raises(InputError, match="record in line 2 does not end within 50 bytes"):
-        read_all(tmp_path, "in.csv")
+        read_all(tmp_path, "in.csv", max_row_bytes=50)
 
 
 @pytest.mark.parametrize("name", ["in.csv", "in.csv.gz"])

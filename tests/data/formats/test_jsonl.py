@@ -118,10 +118,9 @@ def test_a_column_of_many_kinds_is_kept_as_json_text(tmp_path: Path) -> None:
 def test_a_line_beyond_the_limit_is_a_row_error_and_the_next_one_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("batchgen.data.reader.MAX_ROW_BYTES", 100)
     monkeypatch.setattr(text_lines, "_SKIP_BYTES", 7)
     write_jsonl(tmp_path / "in.jsonl", [{"p": "x" * size} for size in (10, 500, 20)])
-    reading = read_all(tmp_path, "in.jsonl")
+    reading = read_all(tmp_path, "in.jsonl", max_row_bytes=100)
     assert reading.errors == {1: "row_too_long"}
     assert [len(row.values["p"]) for row in reading.rows if not row.error] == [10, 20]
 
