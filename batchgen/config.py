@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic.json_schema import SkipJsonSchema
 
 from batchgen.config_problems import explain
@@ -40,6 +40,7 @@ __all__ = [
     "PromptConfig",
     "RunConfig",
     "SamplingParams",
+    "identity_defaults",
     "job_schema",
     "load_job",
 ]
@@ -88,12 +89,31 @@ class JobConfig(Section):
 
         `auto` and a null seed stand as written: what they were resolved to is the runner's to record.
         """
-        identity: dict[str, JSON] = {"version": self.version}
-        for section, values in self.model_dump(mode="json", by_alias=True, exclude={"version"}).items():
-            if section not in OPERATIONAL_SECTIONS:
-                keys = {f"{section}.{key}": value for key, value in values.items()}
-                identity.update({key: value for key, value in keys.items() if key not in OPERATIONAL_KEYS})
-        return identity
+        sections = self.model_dump(mode="json", by_alias=True, exclude={"version"})
+        return {"version": self.version, **_identity_keys(sections)}
+
+
+def identity_defaults() -> dict[str, JSON]:
+    """What `identity` has for keys that a job leaves out.
+
+    An output that an older release began lacks the keys that came later, and means these values.
+    """
+    models = {name: field.annotation for name, field in JobConfig.model_fields.items()}
+    sections = {
+        name: model for name, model in models.items() if isinstance(model, type) and issubclass(model, BaseModel)
+    }
+    built = {name: model.model_construct() for name, model in sections.items()}
+    return _identity_keys({name: section.model_dump(mode="json", by_alias=True) for name, section in built.items()})
+
+
+def _identity_keys(sections: Mapping[str, Mapping[str, JSON]]) -> dict[str, JSON]:
+    keys = {
+        f"{section}.{key}": value
+        for section, values in sections.items()
+        if section not in OPERATIONAL_SECTIONS
+        for key, value in values.items()
+    }
+    return {key: value for key, value in keys.items() if key not in OPERATIONAL_KEYS}
 
 
 def job_schema() -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchgen.config import JobConfig, job_schema, load_job
+from batchgen.config import JobConfig, identity_defaults, job_schema, load_job
 from batchgen.config_yaml import read_yaml
 from batchgen.errors import ExitCode, JobFileError
 
@@ -223,6 +223,14 @@ class TestIdentity:
         identity = load_job(JOB_FILES / "valid/every_key.yaml").identity()
         assert json.loads(json.dumps(identity)) == identity
         assert identity["input.schema"] == {"id": "string"}
+
+
+def test_defaults_of_the_identity_are_those_of_a_job_that_gives_only_what_it_must() -> None:
+    identity = load_job(SMALLEST).identity()
+    given = {"version", "model.path", "input.path", "prompt.column"}
+    defaults = {**identity_defaults()}
+    assert defaults.pop("prompt.column") is None
+    assert defaults == {key: value for key, value in identity.items() if key not in given}
 
 
 def test_every_key_has_a_description_and_either_a_default_or_is_required() -> None:

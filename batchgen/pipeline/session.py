@@ -7,19 +7,21 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from batchgen.config import JobConfig
+from batchgen.config import JobConfig, identity_defaults
+from batchgen.data.input_notes import input_notes
 from batchgen.data.input_rows import InputScan
+from batchgen.data.inputs import find_inputs
 from batchgen.data.journal import Journal
 from batchgen.data.ledger import Ledger, read_plan
 from batchgen.data.plan_record import Identity, PlanRecord, differences, fingerprint_of
-from batchgen.data.reader import PromptReader, list_inputs, scan_inputs
+from batchgen.data.reader import PromptReader, scan_inputs
 from batchgen.data.recovery import Inspect
 from batchgen.data.schema import OutputLayout, output_layout, output_schema
 from batchgen.data.verification import inspect_shard
@@ -72,6 +74,8 @@ class Session:
     ledger: Ledger
     plan: PlanRecord | None
     """None for an output that has not begun."""
+    damaged: list[int] = field(default_factory=list)
+    """Committed files that are not what was committed; found when damage is to be repaired."""
 
     @property
     def num_rows(self) -> int:
@@ -156,6 +160,8 @@ class OpenOptions(NamedTuple):
     """How long to wait for the lock."""
     overwrite: bool = False
     """Begin anew where the output belongs to another job or is damaged; one of this very job is gone on with."""
+    repair: bool = False
+    """Put up with damage, and note the files that must be made anew."""
 
 
 def open_session(
@@ -166,12 +172,13 @@ def open_session(
     Raises JobError, OutputLocked, FingerprintMismatch, OutputDamaged and OutputUnavailable.
     """
     watcher.phase("reading inputs")
-    inputs = list_inputs(job.input, job.base_dir)
+    found = find_inputs(job.input, job.base_dir)
     ledger = stack.enter_context(
         closing(Ledger.acquire(services.files, job.output_dir.absolute(), wait_seconds=options.wait_seconds))
     )
     plan = _stored_plan(ledger, options)
-    scan = scan_inputs(inputs, job.input, None if plan is None else InputScan.from_json(plan.scan))
+    scan = scan_inputs(found.files, job.input, None if plan is None else InputScan.from_json(plan.scan))
+    watcher.messages(input_notes(found.passed_over, scan))
     layout = output_layout(scan.schema, job.output, job.sampling)
     model = services.find_model(job, {} if plan is None else plan.hashes)
     index = RowIndex(scan.files)
@@ -190,7 +197,7 @@ def open_session(
     )
     if plan is not None:
         try:
-            _go_on(session, job, plan)
+            _go_on(session, job, plan, options.repair)
         except (FingerprintMismatch, OutputDamaged):
             if not options.overwrite:
                 raise
@@ -209,12 +216,13 @@ def _stored_plan(ledger: Ledger, options: OpenOptions) -> PlanRecord | None:
         return None
 
 
-def _go_on(session: Session, job: JobConfig, plan: PlanRecord) -> None:
+def _go_on(session: Session, job: JobConfig, plan: PlanRecord, repair: bool) -> None:
     """Compare an output with the job that it shall belong to, and recover it."""
     now = identity_of(job, session.scan, session.model.hashes, resolved_of(plan.identity))
-    refuse_differences(plan.identity, now, session.ledger.paths.root)
+    # An output of an older release lacks the keys that came later.
+    refuse_differences({**identity_defaults(), **plan.identity}, now, session.ledger.paths.root)
     session.watcher.messages(warnings_of(plan.recorded, recorded_facts()))
-    session.ledger.recover(plan, session.inspect)
+    session.damaged = session.ledger.recover(plan, session.inspect, repair=repair)
     session.watcher.messages(session.ledger.notes)
 
 
