@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -51,6 +53,8 @@ class Record(NamedTuple):
     """The file published or to be; None for a void record."""
     old_sha256: str | None
     """Of an intent: the file that is to be replaced; None where there is none."""
+    at: float
+    """When it was written, in seconds since 1970."""
 
 
 def shard_name(number: int) -> str:
@@ -81,8 +85,8 @@ class ReadLog(NamedTuple):
     """The records as they were found."""
 
     records: list[Record]
-    damaged: list[str]
-    """One line for each record that is missing or not intact, and is not the newest."""
+    damaged: dict[int, str]
+    """By number what is wrong with each record that is missing or not intact, and is not the newest."""
     torn: Path | None
     """The newest record, if it is not intact: it was being written when the power or the process went."""
     next_number: int
@@ -95,7 +99,7 @@ def read_log(files: OutputFiles, directory: Path) -> ReadLog:
         int(match.group(1)) for name in files.list_directory(directory) if (match := _NAME.fullmatch(name))
     )
     records: list[Record] = []
-    damaged = [f"{record_path(directory, lost)}: is missing" for lost in _gaps(numbers)]
+    damaged = {lost: f"{record_path(directory, lost)}: is missing" for lost in _gaps(numbers)}
     torn: Path | None = None
     for number in numbers:
         path = record_path(directory, number)
@@ -105,7 +109,7 @@ def read_log(files: OutputFiles, directory: Path) -> ReadLog:
         elif number == numbers[-1]:
             torn = path
         else:
-            damaged.append(f"{path}: is not intact")
+            damaged[number] = f"{path}: is not intact"
     return ReadLog(records, damaged, torn, numbers[-1] + 1 if numbers else 0)
 
 
@@ -135,7 +139,15 @@ def record_path(directory: Path, number: int) -> Path:
 class CommitLog:
     """Appends records; the number of a record is the fence: two runs cannot both take it."""
 
-    def __init__(self, files: OutputFiles, directory: Path, fingerprint: str, next_number: int) -> None:
+    def __init__(
+        self,
+        files: OutputFiles,
+        directory: Path,
+        fingerprint: str,
+        next_number: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._clock = clock
         self._files = files
         self._directory = directory
         self._fingerprint = fingerprint
@@ -143,15 +155,22 @@ class CommitLog:
 
     def append(self, kind: RecordKind, shard: ShardFile | None, old_sha256: str | None = None) -> Record:
         """Create the next record, durably; OutputLocked where another run has taken its number."""
-        record = Record(self._next_number, kind, self._fingerprint, shard, old_sha256)
+        record = Record(self._next_number, kind, self._fingerprint, shard, old_sha256, self._clock())
+        self._write(record)
+        self._next_number += 1
+        return record
+
+    def fill(self, number: int) -> None:
+        """Put a void record where one was lost."""
+        self._write(Record(number, "void", self._fingerprint, None, None, self._clock()))
+
+    def _write(self, record: Record) -> None:
         path = record_path(self._directory, record.number)
         try:
             self._files.write_new(path, seal(record_body(record)))
         except FileExistsError as error:
             raise OutputLocked(f"{path}: another run has written this record; this one stops") from error
         self._files.sync_directory(self._directory)
-        self._next_number += 1
-        return record
 
 
 class OutputState(NamedTuple):

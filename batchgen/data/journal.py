@@ -195,6 +195,13 @@ class Journal:
                 self._files.unlink(path)
                 del self._keys[path]
 
+    def remove(self) -> None:
+        """Nothing of this scope is of use any more."""
+        self.close()
+        for path in self._keys:
+            self._files.unlink(path)
+        self._keys.clear()
+
     def close(self) -> None:
         """Give the open segment back, without writing anything."""
         self._end_segment()

@@ -93,15 +93,23 @@ class Ledger:
         self._lock.check()
         self.files.replace(self.paths.plan, seal(plan.to_body()), self.temporary("plan.json"))
 
-    def recover(self, plan: PlanRecord, inspect: Inspect) -> None:
+    def recover(self, plan: PlanRecord, inspect: Inspect, *, repair: bool = False) -> list[int]:
         """Go on with an output that was begun: read its records, and put right what the last run left half done.
 
-        Raises OutputDamaged.
+        Raises OutputDamaged; with `repair` it returns the numbers of the files that must be made anew instead.
         """
         recovery = Recovery(self.files, self.paths, self.attempt, inspect)
-        recovered = recovery.run(read_log(self.files, self.paths.commits), plan.fingerprint)
-        self._log, self.shards, self.notes = recovered
+        found = read_log(self.files, self.paths.commits)
+        recovered = (recovery.repair if repair else recovery.run)(found, plan.fingerprint)
+        self._log, self.shards, self.notes = recovered.log, recovered.shards, recovered.notes
         self._clear_temporaries()
+        return recovered.damaged
+
+    def set_aside(self, number: int) -> None:
+        """Move what lies under a shard's name out of the way, if anything does."""
+        path = self.paths.shard(number)
+        if self.files.status(path) is not None:
+            set_aside(self.files, self.paths, path, self.attempt)
 
     @property
     def next_number(self) -> int:

@@ -6,7 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from batchgen.data.commits import CommitLog, OutputState, ReadLog, Record, ShardFile, replay, shard_number
+from batchgen.data.commits import (
+    CommitLog,
+    OutputState,
+    ReadLog,
+    Record,
+    ShardFile,
+    read_log,
+    record_path,
+    replay,
+    shard_number,
+)
 from batchgen.data.files import OutputFiles
 from batchgen.data.layout import OutputPaths
 from batchgen.data.orphans import set_aside
@@ -24,6 +34,8 @@ class Recovered(NamedTuple):
     shards: dict[int, ShardFile]
     notes: list[str]
     """One line for each thing that was put right."""
+    damaged: list[int]
+    """Committed files that are not what was committed; empty unless damage is to be repaired."""
 
 
 class Recovery:
@@ -39,7 +51,42 @@ class Recovery:
     def run(self, found: ReadLog, fingerprint: str) -> Recovered:
         """Raises OutputDamaged where records or committed files are not what they were."""
         if found.damaged:
-            raise OutputDamaged("\n".join([*found.damaged, repair_hint(self._paths.root)]))
+            raise OutputDamaged("\n".join([*found.damaged.values(), repair_hint(self._paths.root)]))
+        recovered = self._recover(found, fingerprint)
+        problems = missing_or_resized(self._files, self._paths, recovered.shards)
+        if problems:
+            raise OutputDamaged("\n".join([*problems, repair_hint(self._paths.root)]))
+        return recovered
+
+    def repair(self, found: ReadLog, fingerprint: str) -> Recovered:
+        """Void the records that are lost, read every file whole, and say which must be made anew.
+
+        A file that is whole, but is another than its record says, is taken for a replacement whose record was lost.
+        Raises OutputDamaged where intact records contradict each other.
+        """
+        log = CommitLog(self._files, self._paths.commits, fingerprint, found.next_number)
+        foreign = [record.number for record in found.records if record.fingerprint != fingerprint]
+        for number in sorted([*found.damaged, *foreign]):
+            path = record_path(self._paths.commits, number)
+            if self._files.status(path) is not None:
+                self._set_aside(path, "a commit record was damaged or of another job")
+            log.fill(number)
+        healed = read_log(self._files, self._paths.commits)
+        has_lost_records = any(record.kind == "void" for record in healed.records)
+        recovered = self._recover(healed, fingerprint)
+        for number, shard in sorted(recovered.shards.items()):
+            inspected = self._inspect(self._paths.shard(number)).shard
+            if inspected == shard:
+                continue
+            if inspected is not None and has_lost_records and _replaces(inspected, shard):
+                recovered.log.append("replaced", inspected)
+                recovered.shards[number] = inspected
+                self._notes.append(f"{shard.name}: is a whole replacement whose record was lost; it is now recorded")
+            else:
+                recovered.damaged.append(number)
+        return recovered
+
+    def _recover(self, found: ReadLog, fingerprint: str) -> Recovered:
         state = replay(found.records, fingerprint)
         next_number = found.next_number
         if found.torn is not None:
@@ -49,10 +96,7 @@ class Recovery:
         shards = dict(state.shards)
         self._finish_replacement(state, log, shards)
         self._adopt(log, shards, fingerprint)
-        problems = missing_or_resized(self._files, self._paths, shards)
-        if problems:
-            raise OutputDamaged("\n".join([*problems, repair_hint(self._paths.root)]))
-        return Recovered(log, shards, self._notes)
+        return Recovered(log, shards, self._notes, [])
 
     def _set_aside(self, path: Path, reason: str) -> None:
         target = set_aside(self._files, self._paths, path, self._attempt)
@@ -90,6 +134,13 @@ class Recovery:
             self._notes.append(
                 f"{name}: was published by a run that died before it could record it; it is now recorded"
             )
+
+
+def _replaces(found: ShardFile, recorded: ShardFile) -> bool:
+    """Whether a whole file holds the same rows by another run; by the same run it would have to be the same bytes."""
+    mine, theirs = found.summary, recorded.summary
+    is_same_shard = (mine.number, mine.ranges, mine.fingerprint) == (theirs.number, theirs.ranges, theirs.fingerprint)
+    return is_same_shard and mine.attempt != theirs.attempt
 
 
 def _is_intended(found: FoundShard, intent: Record) -> bool:

@@ -41,6 +41,8 @@ class ShardSummary:
     """Error rows by code."""
     prompt_tokens: int
     completion_tokens: int
+    kv_tokens: int = 0
+    """Tokens that the KV cache held when the rows were generated; tells whether `kv_capacity` is worth another try."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; `from_json` gives back an equal summary."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from batchgen.data.commits import ShardFile
 from batchgen.data.ledger import Ledger
+from batchgen.data.merge import merge_rows
 from batchgen.data.rows import FinishedRow, RowKey
 from batchgen.data.schema import OutputLayout
 from batchgen.data.table import output_tables, rows_out
@@ -51,11 +54,29 @@ class ShardBuilder:
 
     def write(self, whole: WholeShard) -> WrittenShard:
         """Write a new temporary file."""
-        shard, rows = whole
-        summary = self._summary(shard, rows)
-        source = (table for each in shard.ranges for table in self._columns(each))
-        tables = output_tables(source, rows, self._layout, self._writer.schema, self._writer.row_group_bytes)
-        return self._writer.write(self._ledger.temporary(f"part-{shard.number:05d}.parquet"), summary, tables)
+        return self._writer.write(self._path(whole.shard), self._summary(*whole), self._tables(whole))
+
+    def write_merged(self, whole: WholeShard, old_summary: ShardSummary, old: pa.Table) -> WrittenShard:
+        """Write a new temporary file with these rows in the place of the old ones, and all others as they are."""
+        max_bytes = self._writer.row_group_bytes
+        keys = {row.key for row in whole.rows}
+        merged = merge_rows(old, self._tables(whole), keys, self._layout.struct_name, max_bytes)
+        summary = replace(
+            old_summary,
+            rows_out=merged.rows_out,
+            errors=merged.errors,
+            prompt_tokens=merged.prompt_tokens,
+            completion_tokens=merged.completion_tokens,
+        )
+        return self._writer.write(self._path(whole.shard), summary, merged.tables)
+
+    def _path(self, shard: Shard) -> Path:
+        return self._ledger.temporary(f"part-{shard.number:05d}.parquet")
+
+    def _tables(self, whole: WholeShard) -> Iterator[pa.Table]:
+        source = (table for each in whole.shard.ranges for table in self._columns(each))
+        max_bytes = self._writer.row_group_bytes
+        return output_tables(source, whole.rows, self._layout, self._writer.schema, max_bytes)
 
     def _summary(self, shard: Shard, rows: list[FinishedRow]) -> ShardSummary:
         errors: dict[str, int] = {}

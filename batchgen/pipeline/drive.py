@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from batchgen.data.journal import Journal
-from batchgen.data.ledger import Ledger
 from batchgen.data.rows import FinishedRow, KeptColumns, RowKey, finished_row
 from batchgen.errors import BatchgenError, Interrupted, OutputUnavailable, TooManyRowErrors
-from batchgen.pipeline.assembly import Assembly, ShardBuilder, WholeShard
+from batchgen.pipeline.assembly import Assembly, WholeShard
 from batchgen.pipeline.ports import EngineLike, FeederLike, PreparedRow
 from batchgen.pipeline.progress import Progress, ProgressSnapshot
 from batchgen.pipeline.stop import StopWatch
@@ -31,7 +30,8 @@ class Tally:
     num_rows: int
     num_done: int
     num_errors: int
-    num_rows_this_run: int = 0
+    num_committed: int = 0
+    """Rows that this run committed."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
@@ -42,11 +42,14 @@ class Tally:
 
     def add(self, row: FinishedRow) -> None:
         """Count a row that this run finished."""
-        self.num_done += 1
-        self.num_errors += row.error is not None
-        self.num_rows_this_run += 1
+        self.add_known(row)
         self.prompt_tokens += row.prompt_tokens or 0
         self.completion_tokens += row.completion_tokens
+
+    def add_known(self, row: FinishedRow) -> None:
+        """Count a row that an earlier run finished."""
+        self.num_done += 1
+        self.num_errors += row.error is not None
 
 
 @dataclass(frozen=True)
@@ -70,17 +73,16 @@ class Drive:
         self,
         engine: EngineLike,
         assembly: Assembly,
-        builder: ShardBuilder,
-        ledger: Ledger,
         journal: Journal,
+        commit: Callable[[WholeShard], None],
         tally: Tally,
         options: DriveOptions,
     ) -> None:
+        """`commit` makes a whole shard durable."""
         self._engine = engine
         self._assembly = assembly
-        self._builder = builder
-        self._ledger = ledger
         self._journal = journal
+        self._commit = commit
         self._tally = tally
         self._options = options
         self._keys: dict[int, RowKey] = {}
@@ -147,15 +149,9 @@ class Drive:
         self._tally.add(row)
         whole = self._assembly.finish(row)
         if whole is not None:
-            self.commit(whole)
-        tally = self._tally
-        if tally.num_done >= MIN_ROWS_FOR_ERROR_RATE:
-            check_error_rate(tally, self._options.max_error_rate)
-
-    def commit(self, whole: WholeShard) -> None:
-        """Write and commit a shard; its rows leave the journal."""
-        self._ledger.commit(self._builder.write(whole))
-        self._journal.forget(row.key for row in whole.rows)
+            self._commit(whole)
+        if self._tally.num_done >= MIN_ROWS_FOR_ERROR_RATE:
+            check_error_rate(self._tally, self._options.max_error_rate)
 
     def _note_partials(self) -> None:
         if self._options.clock() >= self._next_sync:

@@ -31,7 +31,7 @@ def shard(number: int, start: int = 0, stop: int = 1, attempt: str = "a") -> Sha
 
 
 def write_records(tmp_path: Path, count: int) -> CommitLog:
-    log = CommitLog(FILES, tmp_path, "f", 0)
+    log = CommitLog(FILES, tmp_path, "f", 0, clock=lambda: 5.0)
     for number in range(count):
         log.append("shard", shard(number, number, number + 1))
     return log
@@ -41,8 +41,8 @@ def test_records_come_back_in_order(tmp_path: Path) -> None:
     write_records(tmp_path, 3)
     found = read_log(FILES, tmp_path)
     assert [record.number for record in found.records] == [0, 1, 2]
-    assert found.records[1] == Record(1, "shard", "f", shard(1, 1, 2), None)
-    assert (found.damaged, found.torn, found.next_number) == ([], None, 3)
+    assert found.records[1] == Record(1, "shard", "f", shard(1, 1, 2), None, 5.0)
+    assert (found.damaged, found.torn, found.next_number) == ({}, None, 3)
 
 
 def test_a_number_that_is_taken_stops_the_second_writer(tmp_path: Path) -> None:
@@ -60,20 +60,20 @@ def test_a_torn_newest_record_is_told_from_damage(tmp_path: Path, keep: int) -> 
     path = record_path(tmp_path, 2)
     path.write_bytes(path.read_bytes()[:keep])
     found = read_log(FILES, tmp_path)
-    assert (len(found.records), found.damaged, found.torn) == (2, [], path)
+    assert (len(found.records), found.damaged, found.torn) == (2, {}, path)
 
 
 def test_an_older_record_that_is_not_intact_is_damage(tmp_path: Path) -> None:
     write_records(tmp_path, 3)
     path = record_path(tmp_path, 1)
     path.write_bytes(path.read_bytes().replace(b'"bytes":100', b'"bytes":101'))
-    assert read_log(FILES, tmp_path).damaged == [f"{path}: is not intact"]
+    assert read_log(FILES, tmp_path).damaged == {1: f"{path}: is not intact"}
 
 
 def test_a_gap_is_damage(tmp_path: Path) -> None:
     write_records(tmp_path, 3)
     record_path(tmp_path, 1).unlink()
-    assert read_log(FILES, tmp_path).damaged == [f"{record_path(tmp_path, 1)}: is missing"]
+    assert read_log(FILES, tmp_path).damaged == {1: f"{record_path(tmp_path, 1)}: is missing"}
 
 
 def test_a_record_under_the_number_of_another_is_not_intact(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_shard_names_are_read_only_as_they_are_written() -> None:
 
 
 def records(*entries: tuple[str, ShardFile | None]) -> list[Record]:
-    return [Record(number, kind, "f", each, None) for number, (kind, each) in enumerate(entries)]  # type: ignore[arg-type]
+    return [Record(number, kind, "f", each, None, 0.0) for number, (kind, each) in enumerate(entries)]  # type: ignore[arg-type]
 
 
 def test_a_replacement_takes_the_place_of_the_first_file() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -130,7 +132,7 @@ def _completion(index: int, group: _Group, is_failing: bool) -> Completion:
             text=" ".join(map(str, sample.token_ids)),
             finish_reason="stop",
             cumulative_logprob=sample.cumulative_logprob,
-            seed=group.prompt.params and group.prompt.params.seed,
+            seed=group.prompt.params.seed if group.prompt.params else None,
         )
         for sample in group.samples
     ]
@@ -190,6 +192,19 @@ class FakeWorld:
     def _make_engine(self, job: JobConfig, directory: Path) -> FakeEngine:
         self.engines.append(self.make())
         return self.engines[-1]
+
+
+def interrupt_after(num_steps: int, kind: type[FakeEngine] = FakeEngine) -> Callable[[], FakeEngine]:
+    """An engine that sends this process SIGTERM after some steps."""
+    left = num_steps
+
+    def count() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return lambda: kind(on_step=count)
 
 
 def make_job(root: Path, num_rows: int = 10, **sections: dict[str, Any]) -> JobConfig:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ from batchgen.config import JobConfig
 from batchgen.errors import FingerprintMismatch, Interrupted, JobError, OutputDamaged, TooManyRowErrors
 from batchgen.pipeline.runner import run_job
 from batchgen.records import RowError
-from tests.pipeline.fakes import FakeEngine, FakeWorld, make_job
+from tests.pipeline.fakes import FakeEngine, FakeWorld, interrupt_after, make_job
 
 
 def rows_of(job: JobConfig) -> list[dict[str, Any]]:
@@ -29,19 +26,6 @@ def rows_of(job: JobConfig) -> list[dict[str, Any]]:
 
 def names(job: JobConfig) -> list[str]:
     return sorted(path.name for path in (job.output_dir / "data").iterdir())
-
-
-def interrupt_after(num_steps: int, kind: type[FakeEngine] = FakeEngine) -> Callable[[], FakeEngine]:
-    """An engine that sends this process SIGTERM after some steps."""
-    left = num_steps
-
-    def count() -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    return lambda: kind(on_step=count)
 
 
 def test_every_row_is_committed_once_in_input_order(tmp_path: Path) -> None:

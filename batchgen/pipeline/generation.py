@@ -1,0 +1,102 @@
+"""Shards are generated: what a run, a rerun and a repair have in common."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+
+from batchgen.data.journal import Journal
+from batchgen.pipeline.assembly import Assembly, WholeShard, known_shards
+from batchgen.pipeline.drive import Drive, DriveOptions, Tally
+from batchgen.pipeline.ports import EngineLike
+from batchgen.pipeline.report import JobReport
+from batchgen.pipeline.session import Session
+from batchgen.pipeline.stop import StopWatch
+from batchgen.records import RowRange, Shard
+
+REDONE_CODES = frozenset({"kv_capacity"})
+"""Errors of the machine rather than of the row: a later run tries again."""
+
+Commit = Callable[[WholeShard], None]
+"""Makes a whole shard durable."""
+
+
+class Generation:
+    """Generates the rows of shards with one engine, which is loaded when the first row needs it."""
+
+    def __init__(self, session: Session, stop: StopWatch, stack: ExitStack) -> None:
+        self._session = session
+        self._stop = stop
+        self._stack = stack
+        self.engine: EngineLike | None = None
+        self.tally = Tally(session.num_rows, 0, 0)
+        self.seconds = 0.0
+
+    def load_engine(self) -> EngineLike:
+        """The engine, loaded if it is not yet."""
+        if self.engine is None:
+            self.engine = self._stack.enter_context(closing(self._session.make_engine()))
+        return self.engine
+
+    def open_journal(self, scope: str) -> Journal:
+        """The journal of a scope, without the rows that are tried again."""
+        journal = self._stack.enter_context(closing(self._session.open_journal(scope)))
+        known = journal.entries.finished
+        for key in [key for key, row in known.items() if row.error is not None and row.error.code in REDONE_CODES]:
+            del known[key]
+        return journal
+
+    def generate(self, shards: Sequence[Shard], journal: Journal, commit: Commit) -> None:
+        """Finish every row of the shards that the journal does not know, and commit each shard that is whole."""
+
+        def commit_and_count(whole: WholeShard) -> None:
+            commit(whole)
+            journal.forget(row.key for row in whole.rows)
+            self.tally.num_committed += len(whole.rows)
+
+        known = journal.entries.finished
+        complete, rest, missing = known_shards(shards, self._session.index, known)
+        for row in known.values():
+            self.tally.add_known(row)
+        for each in complete:
+            commit_and_count(each)
+        if rest:
+            self._drive(rest, missing, journal, commit_and_count)
+        journal.close()
+
+    def _drive(self, rest: list[Shard], missing: list[RowRange], journal: Journal, commit: Commit) -> None:
+        session, job = self._session, self._session.job
+        engine = self.load_engine()
+        feeder = self._stack.enter_context(closing(session.make_feeder(missing, engine.max_model_len)))
+        options = DriveOptions(job.sampling, session.layout.kept, job.run.max_error_rate, job.run.journal_interval)
+        drive = Drive(
+            engine, Assembly(rest, session.index, journal.entries.finished), journal, commit, self.tally, options
+        )
+        session.watcher.phase("generating")
+        started = time.monotonic()
+        try:
+            drive.run(feeder, self._stop, session.watcher.progress)
+        finally:
+            self.seconds += time.monotonic() - started
+
+    def report(self, num_rows: int, errors: dict[str, int]) -> JobReport:
+        """The figures of the run, over an output with these rows and errors."""
+        ledger, tally = self._session.ledger, self.tally
+        metrics = None if self.engine is None else self.engine.metrics
+        return JobReport(
+            data_dir=ledger.paths.data,
+            data_files=tuple(ledger.paths.shard(number) for number in sorted(ledger.shards)),
+            num_rows=num_rows,
+            num_ok=num_rows - sum(errors.values()),
+            num_errors=sum(errors.values()),
+            errors_by_code=errors,
+            num_rows_this_run=tally.num_committed,
+            prompt_tokens=tally.prompt_tokens,
+            cached_tokens=0 if metrics is None else metrics.num_cached_tokens,
+            completion_tokens=tally.completion_tokens,
+            seconds=self.seconds,
+            kv_cache_bytes=0 if metrics is None else metrics.kv_cache_bytes,
+            kv_peak=0.0 if metrics is None else metrics.peak_kv_share,
+            sampling=self._session.job.sampling,
+        )

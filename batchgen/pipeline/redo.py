@@ -1,0 +1,142 @@
+"""Committed rows are made anew, a shard at a time: `rerun` for chosen rows, `--repair` for damaged files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pyarrow.parquet as pq
+
+from batchgen.config import JobConfig
+from batchgen.data.probe import probe_file_system
+from batchgen.data.recovery import repair_hint
+from batchgen.data.rows import RowKey
+from batchgen.data.verification import file_sha256
+from batchgen.data.writer import WrittenShard
+from batchgen.errors import OutputDamaged
+from batchgen.pipeline.assembly import ShardBuilder, WholeShard, counts
+from batchgen.pipeline.card import card, write_card
+from batchgen.pipeline.drive import Tally
+from batchgen.pipeline.generation import Generation
+from batchgen.pipeline.plan import ranges_of
+from batchgen.pipeline.ports import Services
+from batchgen.pipeline.progress import Progress
+from batchgen.pipeline.report import JobReport
+from batchgen.pipeline.services import default_services
+from batchgen.pipeline.session import OpenOptions, Session, Watcher, open_session
+from batchgen.pipeline.stop import StopWatch
+from batchgen.pipeline.where import OutputFilter
+from batchgen.records import Shard
+
+Choose = Callable[[Session], list[Shard]]
+"""The shards to make anew, each with the ranges of the rows to generate."""
+
+
+def rerun(
+    job: JobConfig,
+    where: str,
+    *,
+    progress: Progress | None = None,
+    services: Services | None = None,
+    options: OpenOptions = OpenOptions(),  # noqa: B008 (immutable)
+) -> JobReport:
+    """Generate the committed rows anew of which an expression is true, and replace their shards one by one.
+
+    Raises what `run_job` raises, and JobError for a wrong expression.
+    """
+    return _redo(job, lambda session: chosen_rows(session, where), f"rerun {where}", progress, services, options)
+
+
+def repair(
+    job: JobConfig,
+    *,
+    progress: Progress | None = None,
+    services: Services | None = None,
+    options: OpenOptions = OpenOptions(),  # noqa: B008 (immutable)
+) -> JobReport:
+    """Put damaged records right and make damaged or missing files anew; what was damaged is kept in orphans/.
+
+    Raises what `run_job` raises; OutputDamaged where intact records contradict each other.
+    """
+    return _redo(job, damaged_shards, "repair", progress, services, options._replace(repair=True))
+
+
+def chosen_rows(session: Session, where: str) -> list[Shard]:
+    """Of each shard the rows that the expression chooses; a row with a chosen sample is chosen."""
+    row_filter = OutputFilter(where, session.schema.names)
+    struct = session.layout.struct_name
+    columns = sorted({*row_filter.columns, struct})
+    shards = []
+    for number in sorted(session.ledger.shards):
+        keys: list[RowKey] = []
+        with session.services.files.open_read(session.ledger.paths.shard(number)) as file:
+            for batch in pq.ParquetFile(file).iter_batches(columns=columns):
+                for row in batch.to_pylist():
+                    key = (row[struct]["source"], row[struct]["row"])
+                    if keys[-1:] != [key] and row_filter.chooses(row):
+                        keys.append(key)
+        if keys:
+            shards.append(Shard(number, tuple(ranges_of(keys))))
+    return shards
+
+
+def damaged_shards(session: Session) -> list[Shard]:
+    """The files that are not what was committed, whole; what lies in their place is set aside."""
+    shards = []
+    for number in session.damaged:
+        session.ledger.set_aside(number)
+        shards.append(Shard(number, session.ledger.shards[number].summary.ranges))
+    return shards
+
+
+def _redo(
+    job: JobConfig,
+    choose: Choose,
+    scope: str,
+    progress: Progress | None,
+    services: Services | None,
+    options: OpenOptions,
+) -> JobReport:
+    with StopWatch(job.run.max_runtime, job.run.grace) as stop, ExitStack() as stack:
+        session = open_session(job, services or default_services(), Watcher(progress), stack, options)
+        generation = Generation(session, stop, stack)
+        redo_shards(session, generation, choose(session), scope, stack)
+        num_rows, errors = counts(session.ledger.shards.values())
+        text = card(session.job, num_rows, errors, len(session.ledger.shards))
+        write_card(session.services.files, session.ledger, text)
+        return generation.report(num_rows, errors)
+
+
+def redo_shards(
+    session: Session, generation: Generation, shards: Sequence[Shard], scope: str, stack: ExitStack
+) -> None:
+    """Generate the rows of these shards, and replace the committed files of the same numbers."""
+    if not shards:
+        return
+    probe_file_system(session.services.files, session.ledger.temporary("probe"))
+    # The rows that are chosen are likely to be errors: their share says nothing about the job.
+    session.job = session.job.model_copy(update={"run": session.job.run.model_copy(update={"max_error_rate": 1.0})})
+    generation.tally = Tally(sum(session.index.count(rows) for shard in shards for rows in shard.ranges), 0, 0)
+    builder = session.make_builder(stack)
+    journal = generation.open_journal(scope)
+
+    def commit(whole: WholeShard) -> None:
+        session.ledger.replace(_written(session, builder, whole))
+
+    generation.generate(shards, journal, commit)
+    journal.remove()
+
+
+def _written(session: Session, builder: ShardBuilder, whole: WholeShard) -> WrittenShard:
+    """The new file of a shard: all rows new, or merged with those of the old file."""
+    ledger = session.ledger
+    committed = ledger.shards[whole.shard.number]
+    if whole.shard.ranges == committed.summary.ranges:
+        return builder.write(whole)
+    path = ledger.paths.shard(whole.shard.number)
+    # The rows that are kept get new checksums: they must be those that were committed.
+    if file_sha256(ledger.files, path) != committed.sha256:
+        raise OutputDamaged(f"{path}: is not the file that was committed; {repair_hint(ledger.paths.root)}")
+    with ledger.files.open_read(path) as file:
+        return builder.write_merged(whole, replace(committed.summary, attempt=ledger.attempt), pq.read_table(file))
