@@ -69,7 +69,8 @@ def test_any_other_error_is_raised_and_nothing_of_its_step_counts(error: BaseExc
         fake.engine.step()
     fake.engine.check_integrity()
     fake.runner.states = [[None] * 4 for _ in fake.runner.states]
-    fake.engine._scheduler._blocks.prefix_cache = None  # All that was written before is lost too; only the rest is claimed.
+    # What earlier steps wrote is lost too; only what the failed one published is claimed.
+    fake.engine._scheduler._blocks.prefix_cache = None
     done = {completion.prompt_index: completion for step in steps(fake) for completion in step}
     assert done[late].samples[0].token_ids == expected_ids(prompt_ids(30, 4), params(6), 8)
     for row in range(8):
