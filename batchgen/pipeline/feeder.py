@@ -71,6 +71,7 @@ class PromptFeeder:
         self._num_crashes = 0
         self._closing = threading.Event()
         self._started = threading.Event()
+        self._failure_at_start: BatchgenError | None = None
         self._child: PreparerChild | None = None
         # The child dies with the thread that starts it, so one thread does both, to its end.
         self._thread = threading.Thread(target=self._run, name="prompt-feeder", daemon=True)
@@ -79,8 +80,6 @@ class PromptFeeder:
         if self._failure_at_start is not None:
             self.close()
             raise self._failure_at_start
-
-    _failure_at_start: BatchgenError | None = None
 
     def get(self, timeout: float) -> PreparedRow | None:
         """The next row; None where none is ready within `timeout` seconds, or there is none left.

@@ -108,6 +108,7 @@ def test_a_machine_that_kills_every_child_ends_the_run(tmp_path: Path, monkeypat
 
 
 def test_a_row_that_ends_its_child_is_an_error_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeder_module, "_ATTEMPTS", 1)
     monkeypatch.setattr(
         feeder_module.PreparerChild, "prepare", _kill_then(feeder_module.PreparerChild.prepare, only_with=1)
     )
