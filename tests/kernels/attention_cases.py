@@ -94,7 +94,7 @@ class AttentionCase:
     @property
     def scale(self) -> float:
         """What scores are multiplied by."""
-        return float(self.dims[0]) ** -0.5
+        return float(self.dims[0] ** -0.5)
 
     def arguments(self) -> tuple[Tensor, ...]:
         """The positional arguments."""

@@ -6,7 +6,10 @@ import math
 
 import pytest
 import torch
+from batchgen_kernels.launch import Launch, jit, tl
 from batchgen_kernels.philox import GROUP_DRAWS, WORD, gumbel, philox, random_bits
+from batchgen_kernels.sample_math import gumbel as triton_gumbel
+from batchgen_kernels.sample_math import random_bits as triton_random_bits
 
 # Known answers published with the reference implementation (Random123, kat_vectors): counter, key, output.
 KNOWN_ANSWERS = [
@@ -87,3 +90,28 @@ def test_noise_equals_a_double_precision_formula() -> None:
     u = ((bits.float() + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24).double()
     exact = -torch.log(-torch.log1p(-u))
     torch.testing.assert_close(gumbel(bits).double(), exact, rtol=0, atol=4e-6)
+
+
+@jit
+def _noise_kernel(
+    keys_ptr: tl.tensor, bits_ptr: tl.tensor, noise_ptr: tl.tensor, first: int, DRAWS: tl.constexpr
+) -> None:
+    """Store the words and the noise of the draws first, first + 1, ... of one row."""
+    row = tl.program_id(0)
+    index = row * DRAWS + tl.arange(0, DRAWS)
+    bits = triton_random_bits(keys_ptr + row * 5, tl.arange(0, DRAWS) + first)
+    tl.store(bits_ptr + index, bits.to(tl.int64))
+    tl.store(noise_ptr + index, triton_gumbel(bits))
+
+
+@pytest.mark.parametrize("first", [0, 151_936])
+def test_triton_has_exactly_the_same_bits_and_nearly_the_same_noise(first: int) -> None:
+    table = torch.cat(
+        (keys(), keys(2**63 - 1, 2**32 - 1, 2**63 - 1, 2**32 - 1, 2**32 - 1), keys(2**40 + 1, 2, 3, 4, 5))
+    )
+    bits, noise = torch.zeros(3, 64, dtype=torch.int64), torch.zeros(3, 64)
+    arguments = {"keys_ptr": table, "bits_ptr": bits, "noise_ptr": noise, "first": first}
+    Launch(_noise_kernel, (3,), arguments, {"DRAWS": 64}).run()
+    expected = random_bits(table, torch.full((3,), first), 64)
+    assert torch.equal(bits, expected)
+    torch.testing.assert_close(noise, gumbel(expected), rtol=0, atol=2e-6)
