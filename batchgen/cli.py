@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +43,14 @@ Overrides = Annotated[
     ),
 ]
 
+OutputPath = Annotated[Path, typer.Argument(metavar="OUT", help="The directory of an output, a job's output.path.")]
+Wait = Annotated[
+    str, typer.Option(metavar="TIME", help="Wait this long for another run to let go of the output, such as 10m.")
+]
+WaitLock = Annotated[
+    bool, typer.Option("--wait-lock", help="Wait for another run to let go of the output, however long it takes.")
+]
+
 
 def _show_version(wanted: bool) -> None:
     if wanted:
@@ -56,7 +67,18 @@ def _options(
     pass
 
 
-def _seconds(text: str) -> float:
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """What Ctrl-C means before the runner watches signals itself."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        raise Interrupted("interrupted; the same command goes on where it ended") from interrupt
+
+
+def _wait_seconds(text: str, wait_lock: bool) -> float:
+    if wait_lock:
+        return math.inf
     try:
         return float(text) if text.isdigit() else parse_duration(text)
     except ValueError as error:
@@ -67,10 +89,8 @@ def _seconds(text: str) -> float:
 def run(
     job: JobPath,
     overrides: Overrides = None,
-    wait: Annotated[
-        str,
-        typer.Option(metavar="TIME", help="Wait this long for another run to let go of the output, such as 10m."),
-    ] = "0s",
+    wait: Wait = "0s",
+    wait_lock: WaitLock = False,
     overwrite: Annotated[
         bool,
         typer.Option(
@@ -80,14 +100,65 @@ def run(
     ] = False,
 ) -> None:
     """Run a job, or go on where it ended. Rows that are committed are not computed again."""
-    wait_seconds = _seconds(wait)
+    wait_seconds = _wait_seconds(wait, wait_lock)
     config = load_job(job, overrides or [])
-    try:
+    with _interruptible():
         # Loaded here and not above: torch takes seconds, which a wrong job file, --help and validate must not.
         command: Any = import_module("batchgen.commands.run")
         command.run(config, wait_seconds=wait_seconds, overwrite=overwrite)
-    except KeyboardInterrupt as interrupt:
-        raise Interrupted("interrupted; the same command goes on where it ended") from interrupt
+
+
+@app.command()
+def status(
+    output: OutputPath,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show how far an output is: rows done, errors by code, rate, and who works on it."""
+    command: Any = import_module("batchgen.commands.status")
+    command.status(output, as_json=as_json)
+
+
+@app.command()
+def verify(
+    output: OutputPath,
+    repair: Annotated[
+        bool,
+        typer.Option("--repair", help="Make damaged and missing files anew; what is damaged is kept in orphans/."),
+    ] = False,
+    overrides: Overrides = None,
+    wait: Wait = "0s",
+    wait_lock: WaitLock = False,
+) -> None:
+    """Check every file of an output against its record. Exit code 6 where one is not what was committed."""
+    wait_seconds = _wait_seconds(wait, wait_lock)
+    with _interruptible():
+        if repair:
+            command: Any = import_module("batchgen.commands.redo")
+            command.repair(output, overrides or [], wait_seconds=wait_seconds)
+        else:
+            command = import_module("batchgen.commands.verify")
+            command.verify(output)
+
+
+@app.command()
+def rerun(
+    output: OutputPath,
+    where: Annotated[
+        str,
+        typer.Option(
+            metavar="EXPRESSION",
+            help="Jinja expression over the columns of a row, such as \"batchgen.status == 'error'\".",
+        ),
+    ],
+    overrides: Overrides = None,
+    wait: Wait = "0s",
+    wait_lock: WaitLock = False,
+) -> None:
+    """Generate committed rows anew, those for which an expression is true; all others stay as they are."""
+    wait_seconds = _wait_seconds(wait, wait_lock)
+    with _interruptible():
+        command: Any = import_module("batchgen.commands.redo")
+        command.rerun(output, where, overrides or [], wait_seconds=wait_seconds)
 
 
 @app.command()

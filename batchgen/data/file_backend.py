@@ -77,6 +77,9 @@ class FileBackend(Protocol):
     def try_lock(self, path: Path) -> LockedFile | None:
         """Lock the file, made where it is not there; None where another process holds it."""
 
+    def is_locked(self, path: Path) -> bool:
+        """Whether a process holds the lock; for a moment this can keep another from taking it."""
+
 
 class OsWritableFile:
     """A file of the operating system, opened exclusively."""
@@ -181,3 +184,13 @@ class OsBackend:
             if locked.is_current():
                 return locked
             locked.release()
+
+    def is_locked(self, path: Path) -> bool:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False

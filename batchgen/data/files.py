@@ -156,3 +156,11 @@ class OutputFiles:
         """Lock the file until released or until this process ends; None where another process holds it."""
         with _explained("lock", path):
             return self._backend.try_lock(path)
+
+    def is_locked(self, path: Path) -> bool:
+        """Whether a process holds the lock; False where there is no such file."""
+        try:
+            with _explained("look at", path, FileNotFoundError):
+                return self._backend.is_locked(path)
+        except FileNotFoundError:
+            return False

@@ -117,7 +117,10 @@ class Journal:
             self._read(directory / name)
 
     def _read(self, path: Path) -> None:
-        lines = decode_lines(self._files.read(path))
+        try:
+            lines = decode_lines(self._files.read(path))
+        except FileNotFoundError:
+            return  # Read without the lock, and removed meanwhile: its rows are committed.
         if next(lines, None) != {"h": self._header}:
             return
         segment = JournalEntries()

@@ -18,10 +18,17 @@ from batchgen.data.sealed import seal, unseal
 from batchgen.data.writer import WrittenShard
 from batchgen.errors import FingerprintMismatch, OutputDamaged, OutputLocked, OutputUnavailable
 
+_ATTEMPT_TIME = "%Y%m%dT%H%M%S"
+
 
 def new_attempt() -> str:
     """A name for this run that no other run has: the time in UTC, and chance."""
-    return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
+    return f"{datetime.now(UTC).strftime(_ATTEMPT_TIME)}-{secrets.token_hex(4)}"
+
+
+def attempt_started(attempt: str) -> float:
+    """When the run began, in seconds since 1970."""
+    return datetime.strptime(attempt.partition("-")[0], _ATTEMPT_TIME).replace(tzinfo=UTC).timestamp()
 
 
 def read_plan(files: OutputFiles, paths: OutputPaths) -> PlanRecord | None:

@@ -69,7 +69,8 @@ class OutputLock:
         """Take the lock, waiting for it if asked to; raises OutputLocked, which names the holder."""
         waited = 0.0
         while (locked := files.try_lock(path)) is None:
-            if waited >= wait_seconds:
+            # Once more in any case: someone who asks whether it is locked keeps it for a moment.
+            if waited >= max(wait_seconds, _POLL_SECONDS):
                 holder = read_holder(files, path)
                 who = holder.describe() if holder else "a process that has not said who it is"
                 raise OutputLocked(f"{path.parent.parent}: locked by {who}; wait until it ends, or use --wait-lock")

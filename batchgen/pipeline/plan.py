@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
 from batchgen.data.commits import ShardFile
@@ -89,6 +91,17 @@ def plan_shards(left: Iterable[RowRange], shard_rows: int, first_number: int, in
 def covered(shards: Iterable[ShardFile]) -> list[RowRange]:
     """The ranges of committed files."""
     return [rows for shard in shards for rows in shard.summary.ranges]
+
+
+def outside(keys: Iterable[RowKey], ranges: Iterable[RowRange]) -> list[RowKey]:
+    """The keys that lie in none of the ranges, which do not overlap."""
+    ordered = sorted(ranges)
+    left = []
+    for key in keys:
+        at = bisect_right(ordered, (*key, math.inf)) - 1
+        if at < 0 or ordered[at].source != key[0] or ordered[at].stop <= key[1]:
+            left.append(key)
+    return left
 
 
 def keys_of(ranges: Iterable[RowRange], index: RowIndex) -> Iterator[RowKey]:

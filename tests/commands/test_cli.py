@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
 import subprocess
 import sys
@@ -42,7 +43,7 @@ def test_help_names_every_command_and_exit_code(
 ) -> None:
     assert main(monkeypatch, "--help") == 0
     text = capsys.readouterr().out
-    assert all(f"  {command} " in text for command in ("run", "validate", "schema"))
+    assert all(f"  {command} " in text for command in ("run", "status", "verify", "rerun", "validate", "schema"))
     assert all(f"{int(code)} " in text for code in ExitCode)
 
 
@@ -141,6 +142,7 @@ def test_an_error_becomes_a_message_and_its_exit_code(
         ([], {"wait_seconds": 0.0, "overwrite": False}),
         (["--wait", "10m", "--overwrite"], {"wait_seconds": 600.0, "overwrite": True}),
         (["--wait", "5"], {"wait_seconds": 5.0, "overwrite": False}),
+        (["--wait-lock"], {"wait_seconds": math.inf, "overwrite": False}),
     ],
 )
 def test_run_passes_on_what_to_do_about_an_output_that_is_there(

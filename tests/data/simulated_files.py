@@ -165,6 +165,9 @@ class SimulatedBackend:
         self._locks.add(path)
         return SimulatedLock(self, path)
 
+    def is_locked(self, path: Path) -> bool:
+        return path in self._locks
+
     def unlock(self, path: Path) -> None:
         """End a lock."""
         self._locks.discard(path)

@@ -108,6 +108,18 @@ def test_a_lock_excludes_others_until_it_is_released(tmp_path: Path) -> None:
     again.release()
 
 
+def test_asking_for_the_lock_does_not_take_it(tmp_path: Path) -> None:
+    assert not FILES.is_locked(tmp_path / "lock")
+    held = FILES.try_lock(tmp_path / "lock")
+    assert held is not None
+    assert FILES.is_locked(tmp_path / "lock")
+    held.release()
+    assert not FILES.is_locked(tmp_path / "lock")
+    again = FILES.try_lock(tmp_path / "lock")
+    assert again is not None
+    again.release()
+
+
 def test_a_lock_whose_file_was_removed_is_no_longer_current(tmp_path: Path) -> None:
     held = FILES.try_lock(tmp_path / "lock")
     assert held is not None

@@ -1,0 +1,33 @@
+"""`batchgen verify`: records against files, every byte of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from batchgen.data.files import OutputFiles
+from batchgen.data.recovery import repair_hint
+from batchgen.errors import OutputDamaged
+from batchgen.pipeline.stored import read_output
+from batchgen.pipeline.verify import Verification
+from batchgen.pipeline.verify import verify as check
+
+
+def verify(output: Path) -> None:
+    """Print what was found; raises OutputDamaged with a line for each problem, JobError where there is no output."""
+    found = check(read_output(OutputFiles(), output))
+    for note in found.notes:
+        print(note)
+    if found.problems:
+        raise OutputDamaged("\n".join([*found.problems, repair_hint(output)]))
+    for line in verification_lines(output, found):
+        print(line)
+
+
+def verification_lines(output: Path, found: Verification) -> Iterator[str]:
+    """What is said of an output that is intact."""
+    num_errors = sum(found.errors.values())
+    yield (
+        f"{output}: intact: {found.num_committed:,} of {found.num_rows:,} rows in {found.num_files:,} files, "
+        f"{found.num_committed - num_errors:,} ok, {num_errors:,} error; size, hash, schema and keys are as recorded"
+    )
