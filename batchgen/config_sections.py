@@ -93,8 +93,8 @@ class InputConfig(Section):
         Field(description="row: a row that cannot be read becomes an error row; fail: it ends the job."),
     ] = "row"
     on_growth: Annotated[
-        Literal["refuse"],
-        Field(description="What to do when a later run finds more rows; appending them is not built yet."),
+        Literal["refuse", "append"],
+        Field(description="When a later run finds more files, or more rows in a text file: refuse, or append them."),
     ] = "refuse"
     where: Annotated[
         Expression | None,

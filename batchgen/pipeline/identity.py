@@ -59,6 +59,11 @@ def input_identity(scan: InputScan, num_files: int) -> Identity:
     return {f"input.files.{file.source}": file.sha256 for file in scan.files[:num_files]}
 
 
+def without_inputs(identity: Identity) -> Identity:
+    """The identity without the content of the inputs, which may grow."""
+    return {key: value for key, value in identity.items() if not key.startswith("input.files.")}
+
+
 def resolved_of(identity: Identity) -> Identity:
     """From a stored identity, what a later run takes for the keys that its job leaves open."""
     return {key: identity[key] for key in identity if key in RESOLVED_KEYS or key.startswith("resolved.")}

@@ -7,7 +7,7 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from batchgen.data.input_rows import InputScan
 from batchgen.data.inputs import find_inputs
 from batchgen.data.journal import Journal
 from batchgen.data.ledger import Ledger, read_plan
-from batchgen.data.plan_record import Identity, PlanRecord, differences, fingerprint_of
+from batchgen.data.plan_record import PlanRecord, differences, fingerprint_of
 from batchgen.data.reader import PromptReader, scan_inputs
 from batchgen.data.recovery import Inspect
 from batchgen.data.schema import OutputLayout, output_layout, output_schema
@@ -28,7 +28,8 @@ from batchgen.data.verification import inspect_shard
 from batchgen.data.writer import ParquetShardWriter
 from batchgen.errors import FingerprintMismatch, OutputDamaged
 from batchgen.pipeline.assembly import ShardBuilder
-from batchgen.pipeline.identity import identity_of, recorded_facts, resolved_of, warnings_of
+from batchgen.pipeline.growth import reconcile
+from batchgen.pipeline.identity import identity_of, recorded_facts, resolved_of, warnings_of, without_inputs
 from batchgen.pipeline.plan import RowIndex, limited
 from batchgen.pipeline.ports import EngineLike, FeederLike, FeedRequest, ModelFiles, Services
 from batchgen.pipeline.progress import Progress
@@ -65,9 +66,6 @@ class Session:
     services: Services
     watcher: Watcher
     scan: InputScan
-    expected: list[RowRange]
-    """All rows of the job, those that are committed among them."""
-    index: RowIndex
     layout: OutputLayout
     schema: pa.Schema
     model: ModelFiles
@@ -76,6 +74,16 @@ class Session:
     """None for an output that has not begun."""
     damaged: list[int] = field(default_factory=list)
     """Committed files that are not what was committed; found when damage is to be repaired."""
+
+    @property
+    def index(self) -> RowIndex:
+        """Which physical rows are rows."""
+        return RowIndex(self.scan.files)
+
+    @property
+    def expected(self) -> list[RowRange]:
+        """All rows of the job, those that are committed among them."""
+        return limited(self.scan.ranges, self.job.input.limit, self.index)
 
     @property
     def num_rows(self) -> int:
@@ -104,7 +112,7 @@ class Session:
             stored = resolved_of(self.plan.identity)
             # An output that began without a row never loaded a model: its `auto` is still open.
             now = {key: value for key, value in engine.resolved.items() if stored.get(key, "auto") != "auto"}
-            refuse_differences({key: stored[key] for key in now}, now, self.ledger.paths.root)
+            refuse_differences(differences({key: stored[key] for key in now}, now), self.ledger.paths.root)
         return engine
 
     def begin(self, engine: EngineLike | None) -> PlanRecord:
@@ -181,14 +189,11 @@ def open_session(
     watcher.messages(input_notes(found.passed_over, scan))
     layout = output_layout(scan.schema, job.output, job.sampling)
     model = services.find_model(job, {} if plan is None else plan.hashes)
-    index = RowIndex(scan.files)
     session = Session(
         job=job if plan is None else resolved_job(job, plan.identity),
         services=services,
         watcher=watcher,
         scan=scan,
-        expected=limited(scan.ranges, job.input.limit, index),
-        index=index,
         layout=layout,
         schema=output_schema(layout),
         model=model,
@@ -218,17 +223,28 @@ def _stored_plan(ledger: Ledger, options: OpenOptions) -> PlanRecord | None:
 
 def _go_on(session: Session, job: JobConfig, plan: PlanRecord, repair: bool) -> None:
     """Compare an output with the job that it shall belong to, and recover it."""
+    known = InputScan.from_json(plan.scan)
+    inputs = reconcile(known, session.scan, job.input)
     now = identity_of(job, session.scan, session.model.hashes, resolved_of(plan.identity))
     # An output of an older release lacks the keys that came later.
-    refuse_differences({**identity_defaults(), **plan.identity}, now, session.ledger.paths.root)
+    then = {**identity_defaults(), **plan.identity}
+    root = session.ledger.paths.root
+    refuse_differences(differences(without_inputs(then), without_inputs(now)) + inputs.problems, root)
     session.watcher.messages(warnings_of(plan.recorded, recorded_facts()))
+    if inputs.num_new_rows:
+        # The declared columns stay as they are.
+        layout = output_layout(known.schema, job.output, job.sampling)
+        session.scan, session.layout, session.schema = inputs.scan, layout, output_schema(layout)
     session.damaged = session.ledger.recover(plan, session.inspect, repair=repair)
     session.watcher.messages(session.ledger.notes)
+    if inputs.num_new_rows:
+        session.watcher.messages([f"the inputs grew: {inputs.num_new_rows:,} rows are appended"])
+        session.plan = replace(plan, scan=inputs.scan.to_json())
+        session.ledger.write_plan(session.plan)
 
 
-def refuse_differences(then: Identity, now: Identity, root: Path) -> None:
-    """Raise FingerprintMismatch with one line for each field that differs."""
-    lines = differences(then, now)
+def refuse_differences(lines: list[str], root: Path) -> None:
+    """Raise FingerprintMismatch with one line for each field that differs; does nothing where none does."""
     if lines:
         raise FingerprintMismatch(
             f"{root}: was begun by another job; it differs in\n"
