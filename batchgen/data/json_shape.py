@@ -122,7 +122,7 @@ class JsonShape:
     def to_json(self) -> list[Any]:
         """JSON values; `from_json` gives back an equal shape."""
         items = None if self.items is None else self.items.to_json()
-        return [int(self.kinds), items, {name: field.to_json() for name, field in self.fields.items()}]
+        return [int(self.kinds), items, [[name, field.to_json()] for name, field in self.fields.items()]]
 
     @classmethod
     def from_json(cls, value: list[Any]) -> JsonShape:
@@ -130,7 +130,7 @@ class JsonShape:
         shape = cls()
         shape.kinds = value[0]
         shape.items = None if value[1] is None else cls.from_json(value[1])
-        shape.fields = {name: cls.from_json(field) for name, field in value[2].items()}
+        shape.fields = {name: cls.from_json(field) for name, field in value[2]}
         return shape
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 from contextlib import closing
 from pathlib import Path
@@ -81,6 +82,15 @@ def test_a_scan_survives_json(tmp_path: Path) -> None:
     assert scan.files[0].skipped == ((1, 3), (4, 5))
     assert list(scan.files[0].rows(1, 6)) == [3, 5]
     assert [scan.files[0].count_rows(start, start + 2) for start in range(6)] == [1, 0, 1, 1, 1, 1]
+
+
+def test_columns_keep_their_order_through_a_stored_scan(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "in.jsonl", [{"id": 1, "b": {"z": 1, "a": 2}, "a": "x"}])
+    scan, _ = plan(tmp_path, "in.jsonl")
+    stored = InputScan.from_json(json.loads(json.dumps(scan.to_json(), sort_keys=True)))
+    again, _ = plan(tmp_path, "in.jsonl", known=stored)
+    assert again.schema == scan.schema
+    assert scan.schema.names == ["id", "b", "a"]
 
 
 def test_an_unchanged_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,14 +34,15 @@ class JsonlFormat:
         plan = plan_text(file, max_row_bytes, JsonLines, columns.observe)
         if plan.file.num_bad_rows and not plan.num_good_rows:
             _refuse_array(file)
-        shapes = {name: shape.to_json() for name, shape in columns.shapes.items()}
-        return dataclasses.replace(plan.file, columns=shapes)
+        # Pairs and no mapping: the order of columns must outlive JSON whose keys are sorted.
+        shapes = [[name, shape.to_json()] for name, shape in columns.shapes.items()]
+        return dataclasses.replace(plan.file, columns={"shapes": shapes})
 
     def columns_of(self, files: Sequence[ScannedFile]) -> pa.Schema:
         """Each column with the one type that holds its values in all files."""
         shape = JsonShape()
         for file in files:
-            for name, column in file.columns.items():
+            for name, column in file.columns["shapes"]:
                 shape.fields.setdefault(name, JsonShape()).merge(JsonShape.from_json(column))
         return pa.schema([column.arrow_field(name) for name, column in shape.fields.items()])
 
