@@ -16,7 +16,7 @@ from batchgen_kernels.rms_norm import rms_norm_reference, rms_norm_triton
 from batchgen_kernels.rotary import rotary_reference, rotary_triton
 from batchgen_kernels.sample import GROUP_TOKENS, SampleParams, sample_reference, sample_triton
 from batchgen_kernels.sample_math import random_bits as triton_random_bits
-from batchgen_kernels.sample_reference import group_logsumexp
+from batchgen_kernels.sample_reference import group_stats
 from batchgen_kernels.segments import SharedPrefixes
 from batchgen_kernels.silu_mul import silu_mul_reference, silu_mul_triton
 from batchgen_kernels.store_kv import store_kv_reference, store_kv_triton
@@ -180,7 +180,7 @@ def random_bits_are_equal(device: torch.device) -> bool:
 
 def _margins(logits_RV: Tensor, keys_R5: Tensor) -> Tensor:
     """The least gap between the two best perturbed scores, of the groups or within the chosen group."""
-    groups_RG = group_logsumexp(logits_RV)
+    groups_RG = group_stats(logits_RV).sums_RG
     first = torch.full((len(keys_R5),), GROUP_DRAWS)
     scores_RG = groups_RG + gumbel(random_bits(keys_R5, first, groups_RG.shape[1]))
     first = scores_RG.argmax(1) * GROUP_TOKENS

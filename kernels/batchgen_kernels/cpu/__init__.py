@@ -13,6 +13,7 @@ from batchgen_kernels.cpu.library import (
     set_num_threads,
 )
 from batchgen_kernels.cpu.linear import PackedLinear
+from batchgen_kernels.cpu.sample import sample, token_ranks, top_tokens
 
 __all__ = [
     "Features",
@@ -23,7 +24,10 @@ __all__ = [
     "is_available",
     "levels",
     "paged_attention",
+    "sample",
     "set_level",
     "set_num_threads",
     "store_kv",
+    "token_ranks",
+    "top_tokens",
 ]

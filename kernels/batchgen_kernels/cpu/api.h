@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "sample_args.h"
+
 #if defined(__GNUC__)
 #define BG_EXPORT extern "C" __attribute__((visibility("default")))
 #else
@@ -76,4 +78,7 @@ struct KernelTable {
   void (*attention)(const AttentionArgs &, const AttentionPlan &);
   void (*store_kv)(const StoreArgs &);
   void (*linear)(const LinearArgs &);
+  void (*sample)(const SampleArgs &);
+  void (*top_tokens)(const TopTokensArgs &);
+  void (*token_ranks)(const TokenRanksArgs &);
 };

@@ -48,8 +48,12 @@ static inline void end_tiles() {}
 #include "attention.h"
 #include "cache_ops.h"
 #include "linear.h"
+#include "logits_row.h"
+#include "thresholds.h"
+#include "draw.h"
+#include "sample.h"
 
 extern const KernelTable kTable;
-const KernelTable kTable = {BG_NAME, attention, store_kv, linear};
+const KernelTable kTable = {BG_NAME, attention, store_kv, linear, sample, top_tokens, token_ranks};
 
 }  // namespace BG_NAMESPACE

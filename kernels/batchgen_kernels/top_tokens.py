@@ -1,0 +1,79 @@
+"""top_tokens and token_ranks: the most likely tokens of each row, and where given tokens stand.
+
+Legend: R rows, V vocabulary, K tokens kept per row, C tokens asked for per row.
+
+    logprob = log_softmax(logits);  score = logprob after bias and penalties;  tokens in falling order, lowest id first
+    rank    = 1 + the tokens that are more likely + those as likely with lower ids
+So the rank of the i-th of top_tokens is i + 1. Edits act on log-probabilities, and what they leave is not normalised
+again, as in transformers' beam search.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from batchgen_kernels.sample_reference import edit_logits, log_normalizer
+from batchgen_kernels.sample_types import SampleParams
+
+NO_EDITS = SampleParams()
+
+
+class TopTokens(NamedTuple):
+    """The best tokens of each row, best first; all is -inf where a row has no finite best."""
+
+    token_ids_RK: Tensor
+    """int64."""
+    scores_RK: Tensor
+    """fp32: log-softmax after the edits."""
+    logprobs_RK: Tensor
+    """fp32: log-softmax of the logits as the model gave them."""
+
+
+class TokenRanks(NamedTuple):
+    """Where given tokens stand."""
+
+    logprobs_RC: Tensor
+    """fp32: log-softmax."""
+    ranks_RC: Tensor
+    """int64, 1 for the most likely token."""
+
+
+def _ordered(scores_RV: Tensor) -> Tensor:
+    """int64 keys that order as the scores do, equal ones by falling id: no two of a row are equal."""
+    bits = (scores_RV + 0.0).view(torch.int32).long()
+    keys = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return (keys << 32) - torch.arange(scores_RV.shape[1], device=scores_RV.device)
+
+
+def top_tokens(logits_RV: Tensor, count: int, edits: SampleParams = NO_EDITS) -> TopTokens:
+    """Find the `count` (at most V) best tokens of each row; of `edits` bias and penalties alone are read."""
+    raw_RV = logits_RV.float()
+    normalizer_R1 = log_normalizer(raw_RV)[:, None]
+    has_edits = edits.bias is not None or edits.counts is not None
+    edited_RV = edit_logits(raw_RV - normalizer_R1, edits) if has_edits else raw_RV
+    ids_RK = _ordered(edited_RV).topk(min(count, logits_RV.shape[1]), dim=1).indices
+    logprobs_RK = raw_RV.gather(1, ids_RK) - normalizer_R1
+    scores_RK = edited_RV.gather(1, ids_RK) if has_edits else logprobs_RK
+    # As in torch.amax, a NaN wins.
+    spoiled_R1 = ~edited_RV.amax(1, keepdim=True).isfinite()
+    return TopTokens(
+        torch.where(spoiled_R1, torch.arange(ids_RK.shape[1], device=ids_RK.device), ids_RK),
+        torch.where(spoiled_R1, -torch.inf, scores_RK),
+        torch.where(spoiled_R1, -torch.inf, logprobs_RK),
+    )
+
+
+def token_ranks(logits_RV: Tensor, token_ids_RC: Tensor) -> TokenRanks:
+    """Find log-probability and rank of the given tokens of each row."""
+    raw_RV = logits_RV.float()
+    raw_RC = raw_RV.gather(1, token_ids_RC)
+    ids_V = torch.arange(raw_RV.shape[1], device=raw_RV.device)
+    ranks = []
+    for raw_R, ids_R in zip(raw_RC.unbind(1), token_ids_RC.unbind(1), strict=True):
+        before_RV = (raw_RV == raw_R[:, None]) & (ids_V < ids_R[:, None])
+        ranks.append((before_RV | (raw_RV > raw_R[:, None])).sum(1) + 1)
+    ranks_RC = torch.stack(ranks, dim=1) if ranks else token_ids_RC.new_empty(token_ids_RC.shape)
+    return TokenRanks(raw_RC - log_normalizer(raw_RV)[:, None], ranks_RC)
