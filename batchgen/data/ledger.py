@@ -12,11 +12,11 @@ from batchgen.data.files import OutputFiles
 from batchgen.data.layout import OutputPaths, is_own_card
 from batchgen.data.lock import OutputLock
 from batchgen.data.orphans import set_aside
-from batchgen.data.plan_record import PlanRecord
+from batchgen.data.plan_record import FORMAT, PlanRecord
 from batchgen.data.recovery import Inspect, Recovery
 from batchgen.data.sealed import seal, unseal
 from batchgen.data.writer import WrittenShard
-from batchgen.errors import FingerprintMismatch, OutputDamaged, OutputLocked, OutputUnavailable
+from batchgen.errors import FingerprintMismatch, JobError, OutputDamaged, OutputLocked, OutputUnavailable
 
 _ATTEMPT_TIME = "%Y%m%dT%H%M%S"
 
@@ -32,11 +32,16 @@ def attempt_started(attempt: str) -> float:
 
 
 def read_plan(files: OutputFiles, paths: OutputPaths) -> PlanRecord | None:
-    """The plan that the output was begun with; None where there is none. Raises OutputDamaged."""
+    """The plan that the output was begun with; None where there is none.
+
+    Raises OutputDamaged, and JobError where a later batchgen wrote it.
+    """
     try:
         body = unseal(files.read(paths.plan))
     except FileNotFoundError:
         return None
+    if body is not None and body.get("format", FORMAT) > FORMAT:
+        raise JobError(f"{paths.root}: was written by a later batchgen; go on with that one")
     try:
         if body is not None:
             return PlanRecord.from_body(body)

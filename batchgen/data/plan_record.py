@@ -8,6 +8,9 @@ from typing import Any
 
 from batchgen.data.sealed import Body, canonical
 
+FORMAT = 1
+"""Of everything under _batchgen/; an output of a higher one is refused, never guessed at."""
+
 Identity = dict[str, Any]
 """Dotted keys and JSON values: everything that decides the rows."""
 
@@ -31,6 +34,7 @@ class PlanRecord:
     """Versions and features of the machine: a difference warns, and refuses nothing."""
     hashes: dict[str, list[Any]]
     """Content hashes of the model's files by name, with size, mtime in ns and inode, which spare hashing again."""
+    format: int = FORMAT
 
     def to_body(self) -> Body:
         """What is sealed."""

@@ -44,13 +44,21 @@ class ShardBuilder:
     """Joins finished rows with their source columns and writes them as one temporary file."""
 
     def __init__(
-        self, ledger: Ledger, writer: ParquetShardWriter, layout: OutputLayout, fingerprint: str, columns: ReadColumns
+        self,
+        ledger: Ledger,
+        writer: ParquetShardWriter,
+        layout: OutputLayout,
+        fingerprint: str,
+        columns: ReadColumns,
+        kv_tokens: Callable[[], int],
     ) -> None:
+        """`kv_tokens` says how many tokens the KV cache holds with which rows are generated now."""
         self._ledger = ledger
         self._writer = writer
         self._layout = layout
         self._fingerprint = fingerprint
         self._columns = columns
+        self._kv_tokens = kv_tokens
 
     def write(self, whole: WholeShard) -> WrittenShard:
         """Write a new temporary file."""
@@ -67,6 +75,7 @@ class ShardBuilder:
             errors=merged.errors,
             prompt_tokens=merged.prompt_tokens,
             completion_tokens=merged.completion_tokens,
+            kv_tokens=self._kv_tokens(),
         )
         return self._writer.write(self._path(whole.shard), summary, merged.tables)
 
@@ -93,6 +102,7 @@ class ShardBuilder:
             errors=errors,
             prompt_tokens=sum(row.prompt_tokens or 0 for row in rows),
             completion_tokens=sum(row.completion_tokens for row in rows),
+            kv_tokens=self._kv_tokens(),
         )
 
 

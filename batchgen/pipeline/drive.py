@@ -51,6 +51,11 @@ class Tally:
         self.num_done += 1
         self.num_errors += row.error is not None
 
+    def take_back(self, num_error_rows: int) -> None:
+        """Error rows are to be generated anew."""
+        self.num_done -= num_error_rows
+        self.num_errors -= num_error_rows
+
 
 @dataclass(frozen=True)
 class DriveOptions:

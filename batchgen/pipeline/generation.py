@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
+from dataclasses import asdict, is_dataclass
+from datetime import UTC, datetime
 
 from batchgen.data.journal import Journal
+from batchgen.errors import OutputUnavailable
 from batchgen.pipeline.assembly import Assembly, WholeShard, known_shards
 from batchgen.pipeline.drive import Drive, DriveOptions, Tally
+from batchgen.pipeline.plan import outside
 from batchgen.pipeline.ports import EngineLike
 from batchgen.pipeline.report import JobReport
 from batchgen.pipeline.session import Session
@@ -32,6 +37,7 @@ class Generation:
         self.engine: EngineLike | None = None
         self.tally = Tally(session.num_rows, 0, 0)
         self.seconds = 0.0
+        stack.callback(self.write_metrics)
 
     def load_engine(self) -> EngineLike:
         """The engine, loaded if it is not yet."""
@@ -39,10 +45,12 @@ class Generation:
             self.engine = self._stack.enter_context(closing(self._session.make_engine()))
         return self.engine
 
-    def open_journal(self, scope: str) -> Journal:
-        """The journal of a scope, without the rows that are tried again."""
+    def open_journal(self, scope: str, committed: Sequence[RowRange] = ()) -> Journal:
+        """The journal of a scope, without the rows that are committed already and those that are tried again."""
         journal = self._stack.enter_context(closing(self._session.open_journal(scope)))
         known = journal.entries.finished
+        noted = known.keys() | journal.entries.partials.keys()
+        journal.forget(noted.difference(outside(noted, committed)))
         for key in [key for key, row in known.items() if row.error is not None and row.error.code in REDONE_CODES]:
             del known[key]
         return journal
@@ -79,6 +87,25 @@ class Generation:
             drive.run(feeder, self._stop, session.watcher.progress)
         finally:
             self.seconds += time.monotonic() - started
+
+    def write_metrics(self) -> None:
+        """Keep this run's figures in metrics.json: what depends on luck and neighbours, and so is in no row."""
+        if self.engine is None:
+            return
+        ledger, metrics, tally = self._session.ledger, self.engine.metrics, self.tally
+        figures = {
+            "attempt": ledger.attempt,
+            "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seconds": self.seconds,
+            "rows_committed": tally.num_committed,
+            "prompt_tokens": tally.prompt_tokens,
+            "completion_tokens": tally.completion_tokens,
+            "engine": asdict(metrics) if is_dataclass(metrics) and not isinstance(metrics, type) else {},
+        }
+        content = json.dumps(figures, indent=2).encode() + b"\n"
+        # Nice to have: the end of a run is never another one for the want of it.
+        with suppress(OutputUnavailable):
+            ledger.files.replace(ledger.paths.metrics, content, ledger.temporary("metrics.json"))
 
     def report(self, num_rows: int, errors: dict[str, int]) -> JobReport:
         """The figures of the run, over an output with these rows and errors."""

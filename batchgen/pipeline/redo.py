@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -17,7 +18,6 @@ from batchgen.data.writer import WrittenShard
 from batchgen.errors import OutputDamaged
 from batchgen.pipeline.assembly import ShardBuilder, WholeShard, counts
 from batchgen.pipeline.card import card, write_card
-from batchgen.pipeline.drive import Tally
 from batchgen.pipeline.generation import Generation
 from batchgen.pipeline.plan import ranges_of
 from batchgen.pipeline.ports import Services
@@ -63,18 +63,24 @@ def repair(
 
 
 def chosen_rows(session: Session, where: str) -> list[Shard]:
-    """Of each shard the rows that the expression chooses; a row with a chosen sample is chosen."""
+    """Of each shard the rows for which an expression is true."""
     row_filter = OutputFilter(where, session.schema.names)
+    return choose_rows(session, session.ledger.shards, row_filter.columns, row_filter.chooses)
+
+
+def choose_rows(
+    session: Session, numbers: Iterable[int], columns: Iterable[str], chooses: Callable[[dict[str, Any]], bool]
+) -> list[Shard]:
+    """Of these shards the rows that are chosen by their columns; a row with a chosen sample is chosen."""
     struct = session.layout.struct_name
-    columns = sorted({*row_filter.columns, struct})
     shards = []
-    for number in sorted(session.ledger.shards):
+    for number in sorted(numbers):
         keys: list[RowKey] = []
         with session.services.files.open_read(session.ledger.paths.shard(number)) as file:
-            for batch in pq.ParquetFile(file).iter_batches(columns=columns):
+            for batch in pq.ParquetFile(file).iter_batches(columns=sorted({*columns, struct})):
                 for row in batch.to_pylist():
                     key = (row[struct]["source"], row[struct]["row"])
-                    if keys[-1:] != [key] and row_filter.chooses(row):
+                    if keys[-1:] != [key] and chooses(row):
                         keys.append(key)
         if keys:
             shards.append(Shard(number, tuple(ranges_of(keys))))
@@ -101,7 +107,9 @@ def _redo(
     with StopWatch(job.run.max_runtime, job.run.grace) as stop, ExitStack() as stack:
         session = open_session(job, services or default_services(), Watcher(progress), stack, options)
         generation = Generation(session, stop, stack)
-        redo_shards(session, generation, choose(session), scope, stack)
+        shards = choose(session)
+        generation.tally.num_rows = sum(session.index.count(rows) for shard in shards for rows in shard.ranges)
+        redo_shards(session, generation, shards, scope, stack)
         num_rows, errors = counts(session.ledger.shards.values())
         text = card(session.job, num_rows, errors, len(session.ledger.shards))
         write_card(session.services.files, session.ledger, text)
@@ -117,7 +125,6 @@ def redo_shards(
     probe_file_system(session.services.files, session.ledger.temporary("probe"))
     # The rows that are chosen are likely to be errors: their share says nothing about the job.
     session.job = session.job.model_copy(update={"run": session.job.run.model_copy(update={"max_error_rate": 1.0})})
-    generation.tally = Tally(sum(session.index.count(rows) for shard in shards for rows in shard.ranges), 0, 0)
     builder = session.make_builder(stack)
     journal = generation.open_journal(scope)
 

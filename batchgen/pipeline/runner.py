@@ -10,10 +10,11 @@ from batchgen.errors import BatchgenError
 from batchgen.pipeline.assembly import WholeShard, counts
 from batchgen.pipeline.card import card, write_card
 from batchgen.pipeline.drive import Tally, check_error_rate
-from batchgen.pipeline.generation import Generation
+from batchgen.pipeline.generation import REDONE_CODES, Generation
 from batchgen.pipeline.plan import covered, gaps, incompleteness, plan_shards
 from batchgen.pipeline.ports import Services
 from batchgen.pipeline.progress import Progress
+from batchgen.pipeline.redo import choose_rows, redo_shards
 from batchgen.pipeline.report import JobReport
 from batchgen.pipeline.services import default_services
 from batchgen.pipeline.session import RUN_SCOPE, OpenOptions, Session, Watcher, open_session
@@ -21,6 +22,9 @@ from batchgen.pipeline.stop import StopWatch
 from batchgen.records import RowRange, Shard
 
 __all__ = ["run_job"]
+
+CAPACITY_SCOPE = "capacity"
+"""Scope of the journal for rows that did not fit into a smaller KV cache."""
 
 
 def run_job(
@@ -41,6 +45,7 @@ def run_job(
         left = _left(session, generation.tally)
         if left or not session.ledger.shards:
             _generate(session, generation, left, stack)
+        _retry_capacity_errors(session, generation, stack)
         return _concluded(session, generation)
 
 
@@ -67,7 +72,25 @@ def _generate(session: Session, generation: Generation, left: list[RowRange], st
     def commit(whole: WholeShard) -> None:
         session.ledger.commit(builder.write(whole))
 
-    generation.generate(shards, generation.open_journal(RUN_SCOPE), commit)
+    committed = covered(session.ledger.shards.values())
+    generation.generate(shards, generation.open_journal(RUN_SCOPE, committed), commit)
+
+
+def _retry_capacity_errors(session: Session, generation: Generation, stack: ExitStack) -> None:
+    """Rows that did not fit into the KV cache are generated anew where it is larger than it was for them."""
+    failed = {
+        number: shard.summary.kv_tokens
+        for number, shard in session.ledger.shards.items()
+        if not REDONE_CODES.isdisjoint(shard.summary.errors)
+    }
+    if not failed:
+        return
+    generation.load_engine()
+    numbers = [number for number, kv_tokens in failed.items() if kv_tokens < session.kv_tokens]
+    struct = session.layout.struct_name
+    shards = choose_rows(session, numbers, [struct], lambda row: row[struct]["error_code"] in REDONE_CODES)
+    generation.tally.take_back(sum(session.index.count(rows) for shard in shards for rows in shard.ranges))
+    redo_shards(session, generation, shards, CAPACITY_SCOPE, stack)
 
 
 def _concluded(session: Session, generation: Generation) -> JobReport:

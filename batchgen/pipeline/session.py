@@ -72,6 +72,8 @@ class Session:
     ledger: Ledger
     plan: PlanRecord | None
     """None for an output that has not begun."""
+    kv_tokens: int = 0
+    """Tokens that the KV cache of this run's engine holds; 0 before it is loaded."""
     damaged: list[int] = field(default_factory=list)
     """Committed files that are not what was committed; found when damage is to be repaired."""
 
@@ -108,6 +110,7 @@ class Session:
         self.services.check_prompts(FeedRequest(self.job, self.scan, (), self.model.directory, 1, started))
         self.watcher.phase("loading the model")
         engine = self.services.make_engine(self.job, self.model.directory)
+        self.kv_tokens = engine.metrics.num_blocks * engine.metrics.block_size
         if self.plan is not None:
             stored = resolved_of(self.plan.identity)
             # An output that began without a row never loaded a model: its `auto` is still open.
@@ -153,7 +156,9 @@ class Session:
         assert self.plan is not None
         reader = stack.enter_context(closing(PromptReader(self.scan, self.job.input, columns=[])))
         writer = ParquetShardWriter(self.services.files, self.schema)
-        return ShardBuilder(self.ledger, writer, self.layout, self.plan.fingerprint, reader.read_columns)
+        return ShardBuilder(
+            self.ledger, writer, self.layout, self.plan.fingerprint, reader.read_columns, lambda: self.kv_tokens
+        )
 
     def write_job(self) -> None:
         """Keep the job as it runs now; JSON, which is YAML too."""

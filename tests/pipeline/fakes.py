@@ -33,6 +33,8 @@ class FakeMetrics:
     kv_cache_bytes: int = 0
     kv_share: float = 0.0
     peak_kv_share: float = 0.0
+    num_blocks: int = 8
+    block_size: int = 16
 
 
 @dataclass

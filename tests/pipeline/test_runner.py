@@ -192,6 +192,39 @@ def test_capacity_errors_in_the_journal_are_tried_again(tmp_path: Path) -> None:
     assert report.num_errors == 0
 
 
+def capacity_failing(num_blocks: int) -> FakeEngine:
+    """An engine with so many blocks, whose even rows do not fit into eight."""
+
+    class Small(FakeEngine):
+        def step(self) -> Any:
+            done = super().step()
+            for completion in done:
+                if completion.prompt_token_ids[-1] % 2 == 0 and self.metrics.num_blocks <= 8:
+                    completion.error, completion.samples = RowError("kv_capacity", "the pool is full"), []
+            return done
+
+    engine = Small()
+    engine.metrics.num_blocks = num_blocks
+    return engine
+
+
+def test_committed_capacity_errors_are_redone_with_a_larger_pool_alone(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    report = run_job(job, services=FakeWorld(make=lambda: capacity_failing(8)).services)
+    assert report.errors_by_code == {"kv_capacity": 5}
+    same = FakeWorld(make=lambda: capacity_failing(8))
+    assert run_job(job, services=same.services).num_rows_this_run == 0
+    larger = FakeWorld(make=lambda: capacity_failing(9))
+    report = run_job(job, services=larger.services)
+    assert (larger.num_rows, report.num_rows_this_run, report.num_errors) == (5, 5, 0)
+    nothing = FakeWorld()
+    run_job(job, services=nothing.services)
+    assert nothing.engines == []
+    calm = make_job(tmp_path, output={"path": "calm"})
+    run_job(calm, services=FakeWorld().services)
+    assert rows_of(job) == rows_of(calm)
+
+
 def test_the_card_describes_the_output_and_spares_a_readme_of_others(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     run_job(job, services=FakeWorld().services)
@@ -203,6 +236,14 @@ def test_the_card_describes_the_output_and_spares_a_readme_of_others(tmp_path: P
     (mine.output_dir / "README.md").write_text("mine")
     run_job(mine, services=FakeWorld().services)
     assert (mine.output_dir / "README.md").read_text() == "mine"
+
+
+def test_figures_of_the_run_are_kept_beside_the_rows(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    report = run_job(job, services=FakeWorld().services)
+    figures = json.loads((job.output_dir / "_batchgen" / "metrics.json").read_text())
+    assert (figures["rows_committed"], figures["completion_tokens"]) == (10, report.completion_tokens)
+    assert figures["engine"]["num_blocks"] == 8
 
 
 def test_running_needs_no_torch_until_the_engine_is_made() -> None:
