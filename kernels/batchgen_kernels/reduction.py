@@ -18,3 +18,12 @@ def tree_sum(x: Tensor) -> Tensor:
         width //= 2
         x = x[..., :width] + x[..., width:]
     return x.squeeze(-1)
+
+
+def tree_sum_(x: Tensor) -> Tensor:
+    """Sum as `tree_sum`, to the bit, in place of x, whose last dimension is a power of two; returns a view of x."""
+    width = x.shape[-1]
+    while width > 1:
+        width //= 2
+        x[..., :width] += x[..., width : 2 * width]
+    return x[..., 0]
