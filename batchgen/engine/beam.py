@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from batchgen.engine.logprob_trail import LogprobTrail
 from batchgen.records import TokenLogprob
 from batchgen.sampling_params import BeamParams
 
@@ -44,7 +45,8 @@ class FinishedBeam:
     """Sum of the processed log-probabilities over (new tokens) ** length_penalty."""
     token_ids: list[int]
     cumulative_logprob: float
-    logprobs: list[list[TokenLogprob]] | None
+    trail: LogprobTrail | None
+    """Where asked for: the log-probabilities of its tokens."""
     ending: Ending
 
 
@@ -107,7 +109,7 @@ class BeamSearch:
             score=candidate.score / length**self.params.length_penalty,
             token_ids=[*parent.generated_token_ids, token.token_id],
             cumulative_logprob=parent.cumulative_logprob + token.raw_logprob,
-            logprobs=None if token.alternatives is None else [*(parent.logprobs or []), token.alternatives],
+            trail=None if token.alternatives is None else LogprobTrail(parent.trail, token.alternatives),
             ending=ending,
         )
 
@@ -125,8 +127,6 @@ def extend_beams(live: list[Sequence], survivors: list[Candidate]) -> list[Seque
     ]
     for child, (_, score, token) in zip(children, survivors, strict=True):
         child.score = score
-        child.cumulative_logprob += token.raw_logprob
-        if token.alternatives is not None:
-            child.logprobs = [*(child.logprobs or ()), token.alternatives]
+        child.note(token.raw_logprob, token.alternatives)
         child.append(token.token_id)
     return children

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from batchgen.engine.beam import FinishedBeam
+from batchgen.engine.logprob_trail import trail_entries
 from batchgen.engine.sequence import Ending, Sequence, SequenceGroup
-from batchgen.records import Completion, Sample
+from batchgen.records import Completion, Sample, TokenLogprob
 from batchgen.tokenizer import Tokenizer
 
 
@@ -31,13 +32,26 @@ def _best(group: SequenceGroup) -> list[Sequence]:
     """With best_of the n samples of the highest mean log-probability, the best first; else all, by number."""
     if group.params.best_of is None:
         return group.sequences
-    by_mean = sorted(group.sequences, key=lambda s: (-s.cumulative_logprob / max(1, s.num_generated), s.sample))
-    return by_mean[: group.params.n]
+    return sorted(group.sequences, key=_place)[: group.params.n]
+
+
+def _place(sequence: Sequence) -> tuple[bool, float, int]:
+    # A sample that failed has no mean, and comes last.
+    mean = sequence.cumulative_logprob / max(1, sequence.num_generated)
+    return (sequence.ending is None, -mean, sequence.sample)
+
+
+def _logprobs_of(beam: FinishedBeam, group: SequenceGroup) -> list[list[TokenLogprob]] | None:
+    return None if group.params.logprobs is None else trail_entries(beam.trail)
 
 
 def _beam_sample(beam: FinishedBeam, group: SequenceGroup, tokenizer: Tokenizer | None) -> Sample:
     sample = _sample(group, beam.token_ids, beam.ending, tokenizer)
-    sample.cumulative_logprob, sample.logprobs, sample.score = beam.cumulative_logprob, beam.logprobs, beam.score
+    sample.cumulative_logprob, sample.logprobs, sample.score = (
+        beam.cumulative_logprob,
+        _logprobs_of(beam, group),
+        beam.score,
+    )
     return sample
 
 

@@ -221,8 +221,10 @@ class Engine:
             self._scheduler.abort(group)
 
     def partials(self) -> Iterator[tuple[int, list[PartialSample]]]:
-        """The tokens so far of every prompt that has generated some and is not finished."""
+        """The tokens so far of every prompt that has generated some and is not finished; beams begin anew."""
         for index, group in self._groups.items():
+            if group.search is not None:
+                continue
             begun = [
                 PartialSample(s.sample, s.generated_token_ids, s.cumulative_logprob, s.logprobs)
                 for s in group.sequences

@@ -1,4 +1,4 @@
-"""Which implementation of each cache kernel serves a device."""
+"""Which implementation of each kernel of cache and sampling serves a device."""
 
 from __future__ import annotations
 
@@ -7,20 +7,32 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from batchgen_kernels import copy_blocks, cpu, paged_attention, store_kv
+from batchgen_kernels import copy_blocks, cpu, paged_attention, sample, store_kv, top_tokens
+from batchgen_kernels.sample import SampleResult
+from batchgen_kernels.top_tokens import TokenRanks, TopTokens
 
 logger = logging.getLogger(__name__)
 
 
 class Ops(NamedTuple):
-    """The cache kernels; signatures and formulas stand in `batchgen_kernels`, one file per op."""
+    """The kernels; signatures and formulas stand in `batchgen_kernels`, one file per op."""
 
     store_kv: Callable[..., None]
     copy_blocks: Callable[..., None]
     paged_attention: Callable[..., torch.Tensor]
+    sample: Callable[..., SampleResult]
+    top_tokens: Callable[..., TopTokens]
+    token_ranks: Callable[..., TokenRanks]
 
 
-REFERENCE = Ops(store_kv.store_kv, copy_blocks.copy_blocks, paged_attention.paged_attention)
+REFERENCE = Ops(
+    store_kv.store_kv,
+    copy_blocks.copy_blocks,
+    paged_attention.paged_attention,
+    sample.sample,
+    top_tokens.top_tokens,
+    top_tokens.token_ranks,
+)
 
 
 def select_ops(device: torch.device) -> Ops:
@@ -28,8 +40,9 @@ def select_ops(device: torch.device) -> Ops:
     if device.type != "cpu":
         return REFERENCE
     if cpu.is_available():
-        return Ops(cpu.store_kv, cpu.copy_blocks, cpu.paged_attention)
+        return Ops(cpu.store_kv, cpu.copy_blocks, cpu.paged_attention, cpu.sample, cpu.top_tokens, cpu.token_ranks)
     logger.warning(
-        "the C++ kernels are not built: attention runs through torch, many times slower; install a C++ compiler"
+        "the C++ kernels are not built: attention and sampling run through torch, many times slower; "
+        "install a C++ compiler"
     )
     return REFERENCE

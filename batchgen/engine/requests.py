@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from batchgen.engine.beam import BeamSearch
+from batchgen.engine.logprob_trail import trail_of
 from batchgen.engine.sequence import Ending, Sequence, SequenceGroup, Status
+from batchgen.engine.token_bias import TokenEdits
 from batchgen.records import PartialSample, Prompt, RowError
 from batchgen.sampling_params import SamplingParams
 from batchgen.tokenizer import RenderedPrompt, StopStringMatcher, Tokenizer
@@ -20,7 +24,15 @@ class RequestRefused(Exception):
         self.error = RowError(code, message)
 
 
-@dataclass(frozen=True, slots=True)
+class Controls(NamedTuple):
+    """What sampling parameters come to with one model."""
+
+    stop_token_ids: frozenset[int]
+    stops: StopStringMatcher | None
+    edits: TokenEdits
+
+
+@dataclass(slots=True)
 class RequestBuilder:
     """Checks prompts against the model and builds their groups."""
 
@@ -30,9 +42,12 @@ class RequestBuilder:
     eos_token_ids: frozenset[int]
     default_seed: int
     """For params without a seed; drawn once per engine."""
+    _latest: tuple[SamplingParams, Controls] | None = None
+    """Rows of a job share one object: what it comes to is found out once."""
 
     def build(self, prompt_index: int, prompt: Prompt, params: SamplingParams) -> SequenceGroup:
         """A group with its sequences; raises RequestRefused."""
+        controls = self.controls(params)
         token_ids = self._token_ids(prompt, params)
         seed = self.default_seed if params.seed is None else params.seed
         room = self.max_model_len - len(token_ids)
@@ -44,9 +59,9 @@ class RequestBuilder:
             row=prompt_index if prompt.row is None else prompt.row,
             seed=seed,
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-            stop_token_ids=self._stop_token_ids(params),
-            stops=self._stops(params),
-            bad_words=self._bad_words(params),
+            stop_token_ids=controls.stop_token_ids,
+            stops=controls.stops,
+            edits=controls.edits,
         )
         if params.prompt_logprobs is not None:
             group.prompt_logprobs = [None] * len(token_ids)
@@ -76,25 +91,43 @@ class RequestBuilder:
             raise RequestRefused("prompt_too_long", message)
         return array("i", ids)
 
-    def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
-        eos: frozenset[int] = frozenset() if params.ignore_eos else self.eos_token_ids
-        return eos | frozenset(params.stop_token_ids)
+    def controls(self, params: SamplingParams) -> Controls:
+        """What `params` come to with this model; RequestRefused where they do not go with it."""
+        if self._latest is None or self._latest[0] is not params:
+            self._latest = (params, self._make_controls(params))
+        return self._latest[1]
+
+    def _make_controls(self, params: SamplingParams) -> Controls:
+        self._check_token_ids("logit_bias", params.logit_bias)
+        self._check_token_ids("stop_token_ids", params.stop_token_ids)
+        eos = frozenset() if params.ignore_eos else self.eos_token_ids
+        # A configuration may name ids that the model has no logits for.
+        stop_token_ids = frozenset(each for each in eos if each < self.vocab_size) | frozenset(params.stop_token_ids)
+        edits = TokenEdits(params.logit_bias, stop_token_ids, params.min_tokens, self._bad_words(params))
+        return Controls(stop_token_ids, self._stops(params), edits)
+
+    def _check_token_ids(self, name: str, token_ids: Iterable[int]) -> None:
+        bad = next((token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size), None)
+        if bad is not None:
+            message = f"sampling.{name} names token id {bad}, which is outside the vocabulary of {self.vocab_size}"
+            raise RequestRefused("bad_token_id", message)
 
     def _stops(self, params: SamplingParams) -> StopStringMatcher | None:
         if not params.stop:
             return None
         if self.tokenizer is None:
-            raise RequestRefused("no_tokenizer", "stop strings need a tokenizer, and the model has none")
+            raise RequestRefused("no_tokenizer", "sampling.stop needs a tokenizer, and the model has none")
         return StopStringMatcher(self.tokenizer, params.stop)
 
-    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+    def _bad_words(self, params: SamplingParams) -> list[tuple[int, ...]]:
         if not params.bad_words:
-            return ()
+            return []
         if self.tokenizer is None:
-            raise RequestRefused("no_tokenizer", "bad_words need a tokenizer, and the model has none")
+            raise RequestRefused("no_tokenizer", "sampling.bad_words needs a tokenizer, and the model has none")
         # A word stands at the start of a text or after a space, and has other tokens there.
         spellings = [RenderedPrompt(space + word, (), False) for word in params.bad_words for space in ("", " ")]
-        return tuple({tuple(ids): None for ids in self.tokenizer.encode_batch(spellings)})
+        words = (tuple(ids) for ids in self.tokenizer.encode_batch(spellings))
+        return [word for word in words if word and max(word) < self.vocab_size]
 
     def _add_sequences(self, group: SequenceGroup, partial: list[PartialSample]) -> None:
         begun = {sample.sample: sample for sample in partial if group.search is None}
@@ -114,10 +147,16 @@ class RequestBuilder:
                 sequence.status = Status.FINISHED
                 group.num_unfinished -= 1
             group.sequences.append(sequence)
+        if begun:
+            # A sample that is finished computes no prompt; where all are, the first one is computed anew.
+            group.scored_sample = next((s.sample for s in group.sequences if s.ending is None), 0)
+            if group.needs_scores and group.num_unfinished == 0:
+                group.sequences[0] = group.new_sequence(0)
+                group.num_unfinished = 1
 
     @staticmethod
     def _resume(sequence: Sequence, begun: PartialSample) -> None:
         for token_id in begun.token_ids:
             sequence.append(token_id)
         sequence.cumulative_logprob = begun.cumulative_logprob
-        sequence.logprobs = begun.logprobs
+        sequence.trail = trail_of(begun.logprobs or ())

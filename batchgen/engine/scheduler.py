@@ -113,9 +113,7 @@ class Scheduler:
             if not draw.ok:
                 self._fail_sample(sequence, NO_ALLOWED_TOKEN)
                 continue
-            sequence.cumulative_logprob += draw.logprob
-            if draw.alternatives is not None:
-                sequence.logprobs = [*(sequence.logprobs or ()), draw.alternatives]
+            sequence.note(draw.logprob, draw.alternatives)
             if sequence.append(draw.token_id):
                 self._finish(sequence)
         beams = zip(batch.beams, continuations, strict=True)

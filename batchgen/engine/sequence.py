@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
+from batchgen.engine.logprob_trail import LogprobTrail, trail_entries
+from batchgen.engine.token_bias import NO_EDITS, TokenEdits
 from batchgen.engine.token_history import TokenHistory
 from batchgen.records import FinishReason, RowError, TokenLogprob
 from batchgen.sampling_params import SamplingParams
@@ -54,7 +56,8 @@ class Sequence:
     num_computed_tokens: int = 0
     """Tokens whose K and V are in the cache."""
     cumulative_logprob: float = 0.0
-    logprobs: list[list[TokenLogprob]] | None = None
+    trail: LogprobTrail | None = None
+    """Where asked for: the log-probabilities of the generated tokens."""
     score: float = 0.0
     """Beams: sum of the processed log-probabilities."""
     ending: Ending | None = None
@@ -73,9 +76,20 @@ class Sequence:
         return self.token_ids[self.group.num_prompt_tokens :].tolist()
 
     @property
+    def logprobs(self) -> list[list[TokenLogprob]] | None:
+        """One entry per generated token; None where they are not asked for."""
+        return None if self.group.params.logprobs is None else trail_entries(self.trail)
+
+    @property
     def is_scored(self) -> bool:
         """Whether the logits of its prompt are wanted, and so none of it may come from the cache."""
-        return self.sample == 0 and self.group.needs_scores
+        return self.sample == self.group.scored_sample and self.group.needs_scores
+
+    def note(self, logprob: float, alternatives: list[TokenLogprob] | None) -> None:
+        """Account for the log-probability of the next token, before it is appended."""
+        self.cumulative_logprob += logprob
+        if alternatives is not None:
+            self.trail = LogprobTrail(self.trail, alternatives)
 
     def append(self, token_id: int) -> bool:
         """Take a drawn token; True if the sequence ends with it, `ending` then says why."""
@@ -110,7 +124,7 @@ class Sequence:
             chain=self.chain[:],
             num_computed_tokens=self.num_computed_tokens,
             cumulative_logprob=self.cumulative_logprob,
-            logprobs=None if self.logprobs is None else self.logprobs[:],
+            trail=self.trail,
             score=self.score,
             matcher=None if self.matcher is None else self.matcher.fork(),
             history=None if self.history is None else self.history.fork(),
@@ -138,8 +152,8 @@ class SequenceGroup:
     """Ids that end a sample: eos ids, unless ignored, and params.stop_token_ids."""
     stops: StopStringMatcher | None = None
     """Finds params.stop in the text."""
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    """Token ids of params.bad_words."""
+    edits: TokenEdits = NO_EDITS
+    """What is added to single logits."""
     has_unborn: bool = False
     """Whether samples 1.. still wait to be forked from sample 0."""
     age: int = -1
@@ -148,6 +162,8 @@ class SequenceGroup:
     """Prompt tokens that the first admission found in the cache."""
     prompt_logprobs: list[list[TokenLogprob] | None] | None = None
     """Where asked for: one entry per prompt token, filled in as the prompt is computed; the first stays None."""
+    scored_sample: int = 0
+    """The sample that computes the prompt for `prompt_logprobs`."""
     num_scored: int = 1
     """Prompt tokens whose entry is final."""
 
