@@ -43,3 +43,29 @@ def test_too_much_shared_memory_broken_code_and_an_empty_table_are_problems() ->
     assert needs.endswith("bytes of shared memory of 0")
     assert broken == "does not compile"
     assert (table[-1], code) == ("0 compiled, 0 with a problem", "1")
+
+
+BIND_AS_THE_RUNTIME_DOES = """
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from benchmarks.compile_kernels import _cases
+class Driver:
+    def get_current_target(self): return GPUTarget("cuda", 90, 32)
+    def get_current_device(self): return 0
+    def get_current_stream(self, device): return 0
+class Argument:
+    def __init__(self, tensor): self.dtype = tensor.dtype
+    def data_ptr(self): return 4096
+triton.runtime.driver.set_active(Driver())
+for name in ("decode", "merge", "group"):
+    launch = _cases(name)[0].launch
+    arguments = {k: Argument(v) if isinstance(v, torch.Tensor) else v for k, v in launch.arguments.items()}
+    launch.kernel.warmup(**arguments, **launch.constants, grid=launch.grid, num_warps=launch.num_warps)
+    print(name)
+"""
+
+
+@pytest.mark.slow
+def test_the_runtime_takes_the_arguments_of_a_launch() -> None:
+    done = run("-W", "ignore", "-c", BIND_AS_THE_RUNTIME_DOES)
+    assert done.stdout.split() == ["decode", "merge", "group"], done.stderr
