@@ -1,22 +1,42 @@
-// One segment for sixteen rows: scores to weights, and the merge of partial results in segment order.
+// One segment for some rows: scores to weights, and the merge of partial results in segment order.
 // Included once per level, inside that level's namespace, after vec.h.
+//
+// A vector holds one key for sixteen rows or, for up to four rows, four keys (L: rows per key, 16 or 4). Lanes are
+// independent and sums keep one order, so a row's result is the same bits in both.
 
 // Finite, so that a row which has seen nothing yet merges without NaN: (-1e30) - (-1e30) = 0.
 constexpr float kNothing = -1e30f;
+
+// Segments whose keys and values are held unpacked at a time; see AttentionTask::advance.
+constexpr int kSegmentsInFlight = 3;
+
+template <int L> static inline Vec spread_rows(const float *rows) {
+  if constexpr (L == kLanes) return load(rows);
+  return repeat_quad(rows);
+}
+template <int L> static inline Vec spread_keys(const float *keys) {
+  if constexpr (L == kLanes) return splat(keys[0]);
+  return stretch_quad(keys);
+}
 
 // The segment-local keys [begin, end) that each lane may see.
 struct LaneRange {
   Vec begin, end;
   int first, last;  // the union of all lanes; empty if first >= last
   bool whole;       // every lane sees the whole segment
-  Mask lanes_that_see(int key) const { return greater(end, splat(float(key))) & ~greater(begin, splat(float(key))); }
+
+  template <int L> Mask lanes_that_see(int key) const {
+    const float offsets[4] = {0, 1, 2, 3};
+    const Vec keys = splat(float(key)) + spread_keys<L>(offsets);
+    return greater(end, keys) & ~greater(begin, keys);
+  }
 };
 
-// The keys of `segment` seen from sixteen positions; window 0 is none.
-static inline LaneRange visible_keys(const int32_t *positions, int segment, int window) {
-  float begin[kLanes], end[kLanes];
+// The keys of `segment` seen from L positions; window 0 is none.
+template <int L> static inline LaneRange visible_keys(const int32_t *positions, int segment, int window) {
+  float begin[L], end[L];
   int first = kSegmentTokens, last = 0, latest_begin = 0, earliest_end = kSegmentTokens;
-  for (int lane = 0; lane < kLanes; ++lane) {
+  for (int lane = 0; lane < L; ++lane) {
     const int stop = positions[lane] + 1 - segment * kSegmentTokens;
     const int to = std::clamp(stop, 0, kSegmentTokens);
     const int from = window ? std::clamp(stop - window, 0, kSegmentTokens) : 0;
@@ -24,8 +44,39 @@ static inline LaneRange visible_keys(const int32_t *positions, int segment, int 
     latest_begin = std::max(latest_begin, from), earliest_end = std::min(earliest_end, to);
     if (from < to) first = std::min(first, from), last = std::max(last, to);
   }
-  return {load(begin), load(end), first, last, latest_begin == 0 && earliest_end == kSegmentTokens};
+  const bool whole = latest_begin == 0 && earliest_end == kSegmentTokens;
+  return {spread_rows<L>(begin), spread_rows<L>(end), first, last, whole};
 }
+
+// Fetches the next segment a few lines at a time between the arithmetic of this one: all at once they would only queue.
+class Prefetcher {
+ public:
+  void clear() { num_regions_ = next_ = lines_ = 0; }
+  void add(const void *from, size_t bytes) {
+    regions_[num_regions_++] = {static_cast<const char *>(from), int((bytes + 63) / 64)};
+  }
+  void step() {
+    for (int i = 0; i < kLinesPerStep; ++i) {
+      if (lines_ == 0) {
+        if (next_ == num_regions_) return;
+        at_ = regions_[next_].from, lines_ = regions_[next_].lines;
+        ++next_;
+      }
+      __builtin_prefetch(at_, 0, 2);
+      at_ += 64, --lines_;
+    }
+  }
+
+ private:
+  static constexpr int kLinesPerStep = 4;
+  struct Region {
+    const char *from;
+    int lines;
+  };
+  const char *at_ = nullptr;
+  int num_regions_ = 0, next_ = 0, lines_ = 0;
+  Region regions_[2 * kSegmentTokens];
+};
 
 struct ScoreRule {
   float scale, softcap;
@@ -39,37 +90,46 @@ static inline Vec soft_cap(Vec score, float cap) {
   return (splat(1.0f) - splat(2.0f) / (power + splat(1.0f))) * splat(cap);
 }
 
-// Turns products[key][lane] of keys [key_begin, key_end) into e^(score - max) in place; a key that a lane does not see
-// weighs 0. Returns each lane's maximum and sum. A lane's result depends on the keys it sees alone.
+// Turns products[key][L] of keys [key_begin, key_end) into e^(score - max) in place; a key that a lane does not see
+// weighs 0. Returns each lane's maximum and sum, which depend on the keys it sees alone.
+template <int L>
 static inline void weigh_keys(float *products, int key_begin, int key_end, const LaneRange &range, const ScoreRule &rule,
-                              Vec &maximum, Vec &sum) {
+                              Prefetcher &ahead, Vec &maximum, Vec &sum) {
+  constexpr int kKeys = kLanes / L, kSums = 4 / kKeys;
   maximum = splat(kNothing);
-  for (int key = key_begin; key < key_end; ++key) {
-    float *row = products + key * kLanes;
-    Vec score = load(row) * splat(rule.scale);
-    if (rule.key_scale) score = score * splat(rule.key_scale[key]);
+  for (int key = key_begin; key < key_end; key += kKeys) {
+    Vec score = load(products + key * L) * splat(rule.scale);
+    if (rule.key_scale) score = score * spread_keys<L>(rule.key_scale + key);
     if (rule.softcap != 0) score = soft_cap(score, rule.softcap);
-    if (!range.whole) score = select(range.lanes_that_see(key), score, splat(kNothing));
+    if (!range.whole) score = select(range.lanes_that_see<L>(key), score, splat(kNothing));
     maximum = max(maximum, score);
-    store(row, score);
+    store(products + key * L, score);
+    ahead.step();
   }
-  Vec sums[4] = {zero(), zero(), zero(), zero()};
-  for (int key = key_begin; key < key_end; ++key) {
-    float *row = products + key * kLanes;
-    const Vec score = load(row);
-    Vec weight = exp(score - maximum);
-    if (!range.whole) weight = select(greater(splat(kNothing / 2), score), zero(), weight);
-    sums[key % 4] = sums[key % 4] + weight;
-    if (rule.value_scale) weight = weight * splat(rule.value_scale[key]);
-    store(row, weight);
-  }
-  sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  if (L < kLanes) maximum = fold_groups(maximum, [](Vec a, Vec b) { return max(a, b); });
+  Vec sums[kSums];  // of the keys that are equal modulo four
+  for (int i = 0; i < kSums; ++i) sums[i] = zero();
+  for (int key = key_begin; key < key_end; key += kKeys * kSums)
+    for (int i = 0; i < kSums; ++i) {
+      float *at = products + (key + i * kKeys) * L;
+      const Vec score = load(at);
+      Vec weight = exp(score - maximum);
+      if (!range.whole) weight = select(greater(splat(kNothing / 2), score), zero(), weight);
+      sums[i] = sums[i] + weight;
+      if (rule.value_scale) weight = weight * spread_keys<L>(rule.value_scale + key + i * kKeys);
+      store(at, weight);
+      ahead.step();
+    }
+  if constexpr (L == kLanes)
+    sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  else
+    sum = fold_groups(sums[0], [](Vec a, Vec b) { return a + b; });
 }
 
-// Running result of sixteen rows over the segments seen so far.
+// Running result of L rows over the segments seen so far.
 struct RowState {
-  float maximum[kLanes], sum[kLanes];
-  float *values;  // [kLanes, width]
+  float maximum[kLanes], sum[kLanes];  // repeated where L is 4
+  float *values;                       // [L, width]
 };
 
 __attribute__((noinline)) static void merge_segment(RowState &state, const float *segment_values, int num_rows,

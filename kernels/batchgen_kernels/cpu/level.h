@@ -43,6 +43,12 @@ static inline void end_tiles() {}
 #include "attention_segment.h"
 #include "attention_tile_float.h"
 #if BG_LEVEL >= 3
+#include "transpose.h"
+#if BG_LEVEL >= 4
+#include "pair_products_amx.h"
+#else
+#include "pair_products_dot.h"
+#endif
 #include "attention_tile_bf16.h"
 #endif
 #include "attention.h"

@@ -223,6 +223,61 @@ static inline float reduce_max(Vec a) {
   return lane[0];
 }
 
+// Four lanes, for few rows: fma alone, with the bits of Vec's.
+#if BG_LEVEL >= 1
+using Quad = __m128;
+static inline Quad load_quad(const float *p) { return _mm_loadu_ps(p); }
+static inline void store_quad(float *p, Quad a) { _mm_storeu_ps(p, a); }
+static inline Quad fma_quad(Quad a, float b, Quad c) { return _mm_fmadd_ps(a, _mm_set1_ps(b), c); }
+#else
+struct Quad {
+  float x[4];
+};
+static inline Quad load_quad(const float *p) { return {{p[0], p[1], p[2], p[3]}}; }
+static inline void store_quad(float *p, Quad a) { std::memcpy(p, a.x, sizeof a.x); }
+static inline Quad fma_quad(Quad a, float b, Quad c) {
+  for (int i = 0; i < 4; ++i) c.x[i] = a.x[i] * b + c.x[i];
+  return c;
+}
+#endif
+
+// p[0..3] in each group of four lanes; and p[i] in all lanes of group i.
+static inline Vec repeat_quad(const float *p) {
+#if BG_LEVEL >= 2
+  return {_mm512_broadcast_f32x4(_mm_loadu_ps(p))};
+#elif BG_LEVEL == 1
+  return {_mm256_broadcast_ps(reinterpret_cast<const __m128 *>(p)), _mm256_broadcast_ps(reinterpret_cast<const __m128 *>(p))};
+#else
+  return each_lane([&](int i) { return p[i % 4]; });
+#endif
+}
+static inline Vec stretch_quad(const float *p) {
+#if BG_LEVEL >= 2
+  const __m512i group = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+  return {_mm512_permutexvar_ps(group, _mm512_castps128_ps512(_mm_loadu_ps(p)))};
+#elif BG_LEVEL == 1
+  return {_mm256_setr_ps(p[0], p[0], p[0], p[0], p[1], p[1], p[1], p[1]),
+          _mm256_setr_ps(p[2], p[2], p[2], p[2], p[3], p[3], p[3], p[3])};
+#else
+  return each_lane([&](int i) { return p[i / 4]; });
+#endif
+}
+// (g0 op g1) op (g2 op g3) of the four groups of lanes, in each group.
+template <typename F> static inline Vec fold_groups(Vec a, F op) {
+#if BG_LEVEL >= 2
+  const Vec pairs = op(a, Vec{_mm512_shuffle_f32x4(a.x, a.x, 0xb1)});
+  return op(pairs, Vec{_mm512_shuffle_f32x4(pairs.x, pairs.x, 0x4e)});
+#else
+  float x[kLanes], y[kLanes];
+  store(x, a);
+  for (int i = 0; i < kLanes; ++i) y[i] = x[i ^ 4];
+  const Vec pairs = op(a, load(y));
+  store(x, pairs);
+  for (int i = 0; i < kLanes; ++i) y[i] = x[i ^ 8];
+  return op(pairs, load(y));
+#endif
+}
+
 // Element types by their storage, so that kernels are written once.
 static inline Vec load_as(const float *p) { return load(p); }
 static inline Vec load_as(const uint16_t *p) { return load_bf16(p); }
