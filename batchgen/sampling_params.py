@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 MAX_SEED = 2**63 - 1
 
+TokenId = Annotated[int, Field(ge=0)]
+
 
 class BeamParams(BaseModel):
     """Beam search, with the semantics of transformers' `generate` at batch 1."""
@@ -71,7 +73,8 @@ class SamplingParams(BaseModel):
         float, Field(ge=-2, le=2, description="Taken off once for each time a token was generated.")
     ] = 0.0
     logit_bias: Annotated[
-        dict[int, float], Field(description="Added to the logits of token ids, before the penalties.")
+        dict[TokenId, Annotated[float, Field(allow_inf_nan=False)]],
+        Field(description="Added to the logits of token ids, before the penalties; -100 as good as bans one."),
     ] = {}
     bad_words: Annotated[
         tuple[str, ...], Field(description="Words that are never generated, with and without a space before them.")
@@ -88,7 +91,7 @@ class SamplingParams(BaseModel):
     stop: Annotated[
         tuple[str, ...], Field(description="Strings that end a sample; the text is cut before the earliest match.")
     ] = ()
-    stop_token_ids: Annotated[tuple[int, ...], Field(description="Token ids that end a sample, besides eos.")] = ()
+    stop_token_ids: Annotated[tuple[TokenId, ...], Field(description="Token ids that end a sample, besides eos.")] = ()
     include_stop: Annotated[bool, Field(description="Leave the stop string or stop token in the text.")] = False
     ignore_eos: Annotated[bool, Field(description="Go on past end-of-sequence ids.")] = False
     logprobs: Annotated[
@@ -108,7 +111,7 @@ class SamplingParams(BaseModel):
     def _check(self) -> SamplingParams:
         if self.best_of is not None and self.best_of < self.n:
             raise ValueError(f"best_of is {self.best_of}, but n asks for {self.n} of them; raise best_of")
-        if self.max_tokens is not None and 0 < self.max_tokens < self.min_tokens:
+        if self.max_tokens is not None and self.max_tokens < self.min_tokens:
             raise ValueError(f"min_tokens is {self.min_tokens}, but max_tokens only {self.max_tokens}")
         if any(not word for word in (*self.stop, *self.bad_words)):
             raise ValueError("stop and bad_words must not hold an empty string")
@@ -122,6 +125,10 @@ class SamplingParams(BaseModel):
                 raise ValueError(
                     f"{name} goes with sampling, not with beam; leave it out (beam.num_return returns more)"
                 )
+        if self.max_tokens == 0:
+            raise ValueError(
+                "max_tokens is 0, which generates nothing to search; leave beam out to score prompts alone"
+            )
         if self.temperature not in (0.0, 1.0):
             raise ValueError("temperature goes with sampling, not with beam; leave it out")
 

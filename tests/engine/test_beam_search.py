@@ -263,11 +263,10 @@ def test_without_penalties_the_score_is_the_mean_log_probability(engine: Engine)
 
 
 def test_a_prompt_whose_every_continuation_is_banned_is_an_error(engine: Engine) -> None:
-    params = SamplingParams(beam=BeamParams(width=2), max_tokens=3, bad_words=tuple("abcdefghijklmnopqrstuvw"))
-    bans = dict.fromkeys(range(32), -1e30)
-    (completion,) = run(engine, [[7, 8]], params.model_copy(update={"logit_bias": bans}))
+    unlikely = SamplingParams(beam=BeamParams(width=2), max_tokens=3, logit_bias=dict.fromkeys(range(32), -1e30))
+    (completion,) = run(engine, [[7, 8]], unlikely)
     assert completion.error is None  # Unlikely is not banned.
-    banned = params.model_copy(update={"logit_bias": dict.fromkeys(range(32), float("-inf"))})
-    (completion,) = run(engine, [[7, 8]], banned)
+    every_id = SamplingParams(beam=BeamParams(width=2), max_tokens=3, min_tokens=1, stop_token_ids=tuple(range(32)))
+    (completion,) = run(engine, [[7, 8]], every_id)
     assert completion.error is not None
     assert (completion.error.code, completion.samples) == ("no_allowed_token", [])
