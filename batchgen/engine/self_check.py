@@ -9,19 +9,13 @@ The logits must agree at every position. The verdict is kept by config and versi
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import transformers
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PretrainedConfig, PreTrainedModel
 
-from batchgen import __version__
 from batchgen.engine.attention import ATTENTION_NAME, LayerAttention, StepInputs
 from batchgen.engine.layers import LayerSpec, layer_specs
 from batchgen.engine.miniature import miniature_config, random_model
@@ -29,11 +23,11 @@ from batchgen.engine.ops import REFERENCE
 from batchgen.engine.positions import freeze_rope
 from batchgen.engine.probe import AttentionCall, probe_attention
 from batchgen.engine.refused import refusal
+from batchgen.engine.verdicts import remembered
 from batchgen.errors import ModelError
-from batchgen.resources import cache_directory
 
-CHECK_VERSION = 1
-"""Part of the cache key: raise it with every change of what is checked."""
+CHECK = "self_check-1"
+"""Names the verdicts: raise the number with every change of what is checked."""
 
 BLOCK_SIZE = 4
 TOLERANCE = 1e-3
@@ -61,11 +55,8 @@ def check_architecture(config: PretrainedConfig) -> None:
     text_config = config.get_text_config(decoder=True)
     reason = refusal(config) or refusal(text_config)
     if reason is None:
-        note = _note(text_config)
-        reason = _remembered(note)
-        if reason is None:
-            reason = difference(text_config) or ""
-            _remember(note, reason)
+        values = {key: value for key, value in text_config.to_dict().items() if key != "_name_or_path"}
+        reason = remembered(CHECK, values, lambda: difference(text_config) or "")
     if reason:
         raise ModelError(f"{text_config.model_type} models cannot run here: {reason}")
 
@@ -180,30 +171,3 @@ def _step_inputs(chunks: Sequence[Chunk], tables: list[list[int]]) -> StepInputs
         query_starts_S1=torch.tensor(starts, dtype=torch.int32),
         context_lens_S=torch.tensor([chunk.stop for chunk in chunks], dtype=torch.int32),
     )
-
-
-def _note(config: PretrainedConfig) -> Path | None:
-    """Where the verdict on this config is kept; None where nothing can be kept."""
-    values = {key: value for key, value in config.to_dict().items() if key != "_name_or_path"}
-    versions = [CHECK_VERSION, __version__, transformers.__version__, torch.__version__]
-    text = json.dumps([values, versions], sort_keys=True, default=str)
-    with suppress(ModelError, OSError):
-        directory = cache_directory() / "self_checks"
-        directory.mkdir(mode=0o700, exist_ok=True)
-        return directory / hashlib.sha256(text.encode()).hexdigest()
-    return None
-
-
-def _remembered(note: Path | None) -> str | None:
-    """The verdict: a reason, "" for none, None where this config was not checked yet."""
-    if note is not None:
-        with suppress(OSError, json.JSONDecodeError):
-            reason = json.loads(note.read_text(encoding="utf-8"))
-            return reason if isinstance(reason, str) else None
-    return None
-
-
-def _remember(note: Path | None, reason: str) -> None:
-    if note is not None:
-        with suppress(OSError):
-            note.write_text(json.dumps(reason), encoding="utf-8")

@@ -16,7 +16,7 @@ from tests.engine.families import ACCEPTED, config_of, small_config, small_model
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "batchgen" / "self_checks"
+    return tmp_path / "batchgen" / "verdicts"
 
 
 @pytest.mark.parametrize("family", ACCEPTED)
@@ -78,7 +78,7 @@ def test_the_verdict_is_kept_by_config(cache: Path, monkeypatch: pytest.MonkeyPa
     assert asked == [4096]
     check_architecture(config_of("llama", hidden_size=2048))
     assert asked == [4096, 2048]
-    monkeypatch.setattr(self_check, "CHECK_VERSION", 99)
+    monkeypatch.setattr(self_check, "CHECK", "self_check-99")
     check_architecture(config_of("llama"))
     assert asked == [4096, 2048, 4096]
     assert len(list(cache.iterdir())) == 3
