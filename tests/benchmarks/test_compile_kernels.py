@@ -27,6 +27,7 @@ def test_a_kernel_compiles_for_every_target_without_a_gpu() -> None:
     assert lines[-1] == f"{len(lines) - 2} compiled, 0 with a problem"
 
 
+@pytest.mark.slow
 def test_too_much_shared_memory_broken_code_and_an_empty_table_are_problems() -> None:
     done = run(
         "-c",
