@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from batchgen_kernels.cpu.attention import copy_blocks, paged_attention, store_kv
+from batchgen_kernels.cpu.elementwise import rms_norm, rotary, silu_mul
 from batchgen_kernels.cpu.library import (
     Features,
     KernelsUnavailable,
@@ -24,9 +25,12 @@ __all__ = [
     "is_available",
     "levels",
     "paged_attention",
+    "rms_norm",
+    "rotary",
     "sample",
     "set_level",
     "set_num_threads",
+    "silu_mul",
     "store_kv",
     "token_ranks",
     "top_tokens",

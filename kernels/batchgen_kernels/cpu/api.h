@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "elementwise_args.h"
 #include "sample_args.h"
 
 #if defined(__GNUC__)
@@ -81,4 +82,7 @@ struct KernelTable {
   void (*sample)(const SampleArgs &);
   void (*top_tokens)(const TopTokensArgs &);
   void (*token_ranks)(const TokenRanksArgs &);
+  void (*rms_norm)(const RmsNormArgs &);
+  void (*silu_mul)(const SiluMulArgs &);
+  void (*rotary)(const RotaryArgs &);
 };

@@ -74,7 +74,7 @@ const KernelTable &table() { return *kLevels[current_level.load(std::memory_orde
 }  // namespace
 
 // Bumped with every change of this interface: the binding refuses a library of another version.
-BG_EXPORT int bg_interface_version() { return 3; }
+BG_EXPORT int bg_interface_version() { return 4; }
 BG_EXPORT int bg_highest_level() { return kHighestLevel; }
 BG_EXPORT const char *bg_level_name(int level) { return kLevels[level]->name; }
 BG_EXPORT int bg_current_level() { return current_level; }
@@ -87,6 +87,9 @@ BG_EXPORT void bg_linear(const LinearArgs *args) { table().linear(*args); }
 BG_EXPORT void bg_sample(const SampleArgs *args) { table().sample(*args); }
 BG_EXPORT void bg_top_tokens(const TopTokensArgs *args) { table().top_tokens(*args); }
 BG_EXPORT void bg_token_ranks(const TokenRanksArgs *args) { table().token_ranks(*args); }
+BG_EXPORT void bg_rms_norm(const RmsNormArgs *args) { table().rms_norm(*args); }
+BG_EXPORT void bg_silu_mul(const SiluMulArgs *args) { table().silu_mul(*args); }
+BG_EXPORT void bg_rotary(const RotaryArgs *args) { table().rotary(*args); }
 
 BG_EXPORT int64_t bg_linear_packed_size(int n, int k) {
   const int64_t panels = (n + kPanelColumns - 1) / kPanelColumns, blocks = (k + kBlockDepth - 1) / kBlockDepth;

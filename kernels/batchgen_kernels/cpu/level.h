@@ -54,12 +54,14 @@ static inline void end_tiles() {}
 #include "attention.h"
 #include "cache_ops.h"
 #include "linear.h"
+#include "elementwise.h"
 #include "logits_row.h"
 #include "thresholds.h"
 #include "draw.h"
 #include "sample.h"
 
 extern const KernelTable kTable;
-const KernelTable kTable = {BG_NAME, attention, store_kv, linear, sample, top_tokens, token_ranks};
+const KernelTable kTable = {BG_NAME, attention, store_kv, linear, sample, top_tokens, token_ranks,
+                            rms_norm, silu_mul, rotary};
 
 }  // namespace BG_NAMESPACE
