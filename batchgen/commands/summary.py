@@ -67,7 +67,9 @@ def row_lines(report: JobReport, output: OutputConfig) -> Iterator[str]:
 
 
 def _row(row: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    own = {prefix + name for name in ("completions", "completion", "batchgen", "token_ids", "logprobs")}
+    own = {
+        prefix + name for name in ("completions", "completion", "batchgen", "token_ids", "logprobs", "prompt_logprobs")
+    }
     source = [f"{name}: {shorten(value, VALUE_WIDTH)}" for name, value in row.items() if name not in own]
     yield " | ".join(source)
     record = row[f"{prefix}batchgen"]

@@ -15,12 +15,16 @@ RowKey = tuple[int, int]
 Logprobs = list[list[tuple[int, float | None, int]]]
 """Per generated token the drawn token and its alternatives, as (token id, log-probability, rank)."""
 
+PromptLogprobs = list[list[tuple[int, float | None, int]] | None]
+"""The same per token of the prompt; None for the first one, which follows nothing."""
+
 
 class KeptColumns(NamedTuple):
     """Which bulky columns the output asks for; others are dropped as soon as a row is finished."""
 
     token_ids: bool = False
     logprobs: bool = False
+    prompt_logprobs: bool = False
 
 
 @dataclass(slots=True)
@@ -49,6 +53,7 @@ class FinishedRow:
     prompt_tokens: int | None = None
     """None where the prompt was never tokenized."""
     samples: list[FinishedSample] = field(default_factory=list)
+    prompt_logprobs: PromptLogprobs | None = None
 
     @property
     def key(self) -> RowKey:
@@ -68,6 +73,7 @@ def finished_row(source: int, row: int, completion: Completion, kept: KeptColumn
         error=completion.error,
         prompt_tokens=len(completion.prompt_token_ids),
         samples=[_finished_sample(sample, kept) for sample in completion.samples],
+        prompt_logprobs=_plain_prompt_logprobs(completion) if kept.prompt_logprobs else None,
     )
 
 
@@ -92,7 +98,17 @@ def finite(value: float | None) -> float | None:
 
 
 def _plain_logprobs(logprobs: Iterable[Iterable[TokenLogprob]]) -> Logprobs:
-    return [[(entry.token_id, finite(entry.logprob), entry.rank) for entry in position] for position in logprobs]
+    return [_plain_entries(position) for position in logprobs]
+
+
+def _plain_prompt_logprobs(completion: Completion) -> PromptLogprobs | None:
+    if completion.prompt_logprobs is None:
+        return None
+    return [None if position is None else _plain_entries(position) for position in completion.prompt_logprobs]
+
+
+def _plain_entries(position: Iterable[TokenLogprob]) -> list[tuple[int, float | None, int]]:
+    return [(entry.token_id, finite(entry.logprob), entry.rank) for entry in position]
 
 
 def row_to_json(row: FinishedRow) -> list[Any]:
@@ -112,19 +128,24 @@ def row_to_json(row: FinishedRow) -> list[Any]:
         ]
         for sample in row.samples
     ]
-    return [row.source, row.row, row.error, row.prompt_tokens, samples]
+    return [row.source, row.row, row.error, row.prompt_tokens, samples, row.prompt_logprobs]
 
 
 def row_from_json(value: list[Any]) -> FinishedRow:
     """Inverse of `row_to_json`."""
-    source, row, error, prompt_tokens, samples = value
+    source, row, error, prompt_tokens, samples, prompt_logprobs = value
     return FinishedRow(
         source=source,
         row=row,
         error=None if error is None else RowError(*error),
         prompt_tokens=prompt_tokens,
         samples=[_sample_from_json(sample) for sample in samples],
+        prompt_logprobs=None if prompt_logprobs is None else [_entries_from_json(each) for each in prompt_logprobs],
     )
+
+
+def _entries_from_json(position: list[Any] | None) -> list[tuple[int, float | None, int]] | None:
+    return None if position is None else [cast(tuple[int, float | None, int], tuple(entry)) for entry in position]
 
 
 def _sample_from_json(value: list[Any]) -> FinishedSample:

@@ -57,7 +57,7 @@ class OutputLayout(NamedTuple):
 
 def output_layout(source_schema: pa.Schema, output: OutputConfig, sampling: SamplingParams) -> OutputLayout:
     """Lay out the columns of a job's output; JobError where a source column has one of our names."""
-    kept = KeptColumns(output.token_ids, getattr(sampling, "logprobs", None) is not None)
+    kept = KeptColumns(output.token_ids, sampling.logprobs is not None, sampling.prompt_logprobs is not None)
     layout = OutputLayout(_without_null_types(source_schema), output.samples, kept, output.prefix or "")
     taken = sorted({field.name for field in _own_fields(layout)} & set(source_schema.names))
     if taken:
@@ -98,6 +98,9 @@ def _own_fields(layout: OutputLayout) -> list[pa.Field[pa.DataType]]:
     if layout.kept.logprobs:
         per_token = pa.list_(pa.list_(TOKEN_LOGPROB))
         fields.append(pa.field(layout.prefix + "logprobs", _per_sample(layout, per_token)))
+    if layout.kept.prompt_logprobs:
+        # Of the row, not of a sample: one list also where samples are a list, null for the first token.
+        fields.append(pa.field(layout.prefix + "prompt_logprobs", pa.list_(pa.list_(TOKEN_LOGPROB))))
     return fields
 
 

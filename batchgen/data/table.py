@@ -56,13 +56,19 @@ def _split(
 def estimated_bytes(source: pa.Table, rows: Sequence[FinishedRow]) -> int:
     """An upper estimate of what the joined rows take, source values repeated for every sample included."""
     copies = max(max(1, len(row.samples)) for row in rows)
-    return source.nbytes * copies + sum(_own_bytes(sample) for row in rows for sample in row.samples) + 64 * len(rows)
+    samples = sum(_own_bytes(sample) for row in rows for sample in row.samples)
+    prompts = sum(_position_bytes(row.prompt_logprobs or ()) * max(1, len(row.samples)) for row in rows)
+    return source.nbytes * copies + samples + prompts + 64 * len(rows)
 
 
 def _own_bytes(sample: FinishedSample) -> int:
     text = sample.text or ""
     num_bytes = 64 + (len(text) if text.isascii() else 4 * len(text)) + 4 * len(sample.token_ids or ())
-    return num_bytes + sum(16 * len(position) + 8 for position in sample.logprobs or ())
+    return num_bytes + _position_bytes(sample.logprobs or ())
+
+
+def _position_bytes(positions: Iterable[Sequence[Any] | None]) -> int:
+    return sum(16 * len(position or ()) + 8 for position in positions)
 
 
 def output_table(source: pa.Table, rows: Sequence[FinishedRow], layout: OutputLayout, schema: pa.Schema) -> pa.Table:
@@ -78,6 +84,7 @@ def output_table(source: pa.Table, rows: Sequence[FinishedRow], layout: OutputLa
         layout.struct_name: "batchgen",
         layout.prefix + "token_ids": "token_ids",
         layout.prefix + "logprobs": "logprobs",
+        layout.prefix + "prompt_logprobs": "prompt_logprobs",
     }
     source_names = set(source.column_names)
     columns = [
@@ -114,7 +121,8 @@ def _listed_cells(row: FinishedRow) -> Cells:
     return {
         "completion": [sample.text for sample in samples] if samples else None,
         "token_ids": [sample.token_ids for sample in samples] if samples else None,
-        "logprobs": [_logprob_cells(sample) for sample in samples] if samples else None,
+        "logprobs": [_position_cells(sample.logprobs) for sample in samples] if samples else None,
+        "prompt_logprobs": _position_cells(row.prompt_logprobs),
         "batchgen": _row_fields(row, None) | per_sample,
     }
 
@@ -130,15 +138,16 @@ def _exploded_cell(row: FinishedRow, index: int | None, sample: FinishedSample |
     return {
         "completion": sample and sample.text,
         "token_ids": sample and sample.token_ids,
-        "logprobs": sample and _logprob_cells(sample),
+        "logprobs": sample and _position_cells(sample.logprobs),
+        "prompt_logprobs": _position_cells(row.prompt_logprobs),
         "batchgen": _row_fields(row, index) | per_sample,
     }
 
 
-def _logprob_cells(sample: FinishedSample) -> list[list[Cells]] | None:
-    if sample.logprobs is None:
+def _position_cells(positions: Sequence[list[tuple[int, float | None, int]] | None] | None) -> list[Any] | None:
+    if positions is None:
         return None
     return [
-        [{"token_id": token_id, "logprob": logprob, "rank": rank} for token_id, logprob, rank in position]
-        for position in sample.logprobs
+        position and [{"token_id": token_id, "logprob": logprob, "rank": rank} for token_id, logprob, rank in position]
+        for position in positions
     ]
