@@ -7,10 +7,12 @@ These keep one order, so that a token's hidden state is the same bits in every b
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from batchgen_kernels import cpu
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from batchgen.errors import ModelError
 
@@ -21,39 +23,71 @@ ROUNDING_STEPS = 8
 """A packed product may differ from torch's by this many roundings of the sum of its terms' magnitudes."""
 
 
+Product = Callable[[torch.Tensor], torch.Tensor]
+"""x [T, K] -> x W^T + b [T, N]; each row of the result depends on that row of x alone."""
+
+
 class PackedLinear(nn.Module):
-    """x [..., K] -> x W^T + b [..., N] over a weight [N, K] that is packed once; each row depends on that row alone.
+    """x [..., K] -> x W^T + b [..., N] over a weight [N, K] that is packed once."""
+
+    def __init__(self, product: Product, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.in_features = in_features
+        self.out_features = out_features
+        self._product = product
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The product, in the dtype it was packed for."""
+        return self._product(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
+
+
+def pack_linears(model: nn.Module, head: nn.Module | None = None) -> int:
+    """Replace every linear layer of the model by its packed twin, checked against it; returns how many.
+
+    `head` is the layer that makes logits: its result stays fp32, so that near-ties are not rounded into ties. Raises
+    ModelError where a twin computes something else.
+    """
+    found: list[tuple[nn.Module, str, Any]] = [
+        (parent, name, child) for parent in model.modules() for name, child in parent.named_children()
+    ]
+    count = 0
+    for parent, name, layer in found:
+        # Subclasses of nn.Linear may compute something else.
+        if type(layer) is not nn.Linear and type(layer) is not Conv1D:
+            continue
+        weight = layer.weight.detach()
+        if type(layer) is Conv1D:
+            weight = weight.T.contiguous()
+        bias = None if layer.bias is None else layer.bias.detach()
+        out_dtype = torch.float32 if layer is head else None
+        product = checked_product(f"{type(parent).__name__}.{name}", weight, bias, out_dtype)
+        setattr(parent, name, PackedLinear(product, weight.shape[1], weight.shape[0]))
+        count += 1
+    return count
+
+
+def checked_product(
+    name: str, weight: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype | None = None
+) -> Product:
+    """The packed product over weight [N, K], in `out_dtype` or the weight's; ModelError unless it equals torch's.
 
     bf16 goes through the C++ kernel where it is built: on processors with AMX, oneDNN's bf16 product does depend on
     the number of rows. fp32 goes through oneDNN.
     """
-
-    def __init__(self, linear: nn.Linear, out_dtype: torch.dtype | None = None) -> None:
-        super().__init__()
-        self.in_features = linear.in_features
-        self.out_features = linear.out_features
-        weight = linear.weight.detach()
-        bias = None if linear.bias is None else linear.bias.detach()
-        self._out_dtype = out_dtype or weight.dtype
-        if weight.dtype == torch.bfloat16 and cpu.is_available():
-            self._product = _kernel_product(weight, bias, self._out_dtype)
-        else:
-            self._product = _onednn_product(weight, bias)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The product in `out_dtype`."""
-        rows_TK = x.reshape(-1, self.in_features)
-        return self._product(rows_TK).view(*x.shape[:-1], self.out_features).to(self._out_dtype)
+    if weight.dtype == torch.bfloat16 and cpu.is_available():
+        product = _kernel_product(weight, bias, out_dtype or weight.dtype)
+    else:
+        product = _onednn_product(weight, bias, out_dtype or weight.dtype)
+    _check(name, product, weight, bias)
+    return product
 
 
-def _kernel_product(
-    weight: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype
-) -> Callable[[torch.Tensor], torch.Tensor]:
+def _kernel_product(weight: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype) -> Product:
     packed = cpu.PackedLinear(weight, bias)
     return lambda rows_TK: packed(rows_TK, out_dtype=out_dtype)
 
 
-def _onednn_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
+def _onednn_product(weight: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype) -> Product:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
 
     def product(rows_TK: torch.Tensor) -> torch.Tensor:
@@ -61,32 +95,17 @@ def _onednn_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable
         if num_rows < MIN_ROWS:
             rows_TK = nn.functional.pad(rows_TK, (0, 0, 0, MIN_ROWS - num_rows))
         out_TN: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows_TK.contiguous(), packed, bias, "none", [], "")
-        return out_TN[:num_rows]
+        return out_TN[:num_rows].to(out_dtype)
 
     return product
 
 
-def pack_linears(model: nn.Module, head: nn.Module | None = None) -> int:
-    """Replace every nn.Linear of the model by its packed twin, checked against it; returns how many.
-
-    `head` is the layer that makes logits: its result stays fp32, so that near-ties are not rounded into ties. Raises
-    ModelError where a twin computes something else.
-    """
-    found = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
-    linears = [(parent, name, child) for parent, name, child in found if type(child) is nn.Linear]
-    for parent, name, linear in linears:
-        packed = PackedLinear(linear, torch.float32 if linear is head else None)
-        _check_twin(f"{type(parent).__name__}.{name}", linear, packed)
-        setattr(parent, name, packed)
-    return len(linears)
-
-
 @torch.inference_mode()
-def _check_twin(name: str, linear: nn.Linear, packed: PackedLinear) -> None:
-    x = torch.linspace(-1.0, 1.0, 3 * linear.in_features).sin().view(3, -1).to(linear.weight.dtype)
-    difference = (packed(x).float() - linear(x).float()).abs()
-    magnitude = nn.functional.linear(x.float().abs(), linear.weight.float().abs())
-    if not bool((difference <= ROUNDING_STEPS * torch.finfo(linear.weight.dtype).eps * (magnitude + 1.0)).all()):
+def _check(name: str, product: Product, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    x = torch.linspace(-1.0, 1.0, 3 * weight.shape[1]).sin().view(3, -1).to(weight.dtype)
+    difference = (product(x).float() - nn.functional.linear(x, weight, bias).float()).abs()
+    magnitude = nn.functional.linear(x.float().abs(), weight.float().abs())
+    if not bool((difference <= ROUNDING_STEPS * torch.finfo(weight.dtype).eps * (magnitude + 1.0)).all()):
         raise ModelError(
             f"{name}: the packed product differs from torch's by {difference.max().item():.3g}; this is a bug of "
             "batchgen or of the processor's kernels, please report it"

@@ -12,8 +12,8 @@ from batchgen_kernels.segments import SEGMENT_TOKENS
 from batchgen.engine.batch import Batch, Draw
 from batchgen.engine.beam import Continuation
 from batchgen.engine.block_pool import BlockPool
+from batchgen.engine.independent_rows import make_rows_independent
 from batchgen.engine.kv_cache import KVCache, LayerShape
-from batchgen.engine.linear import pack_linears
 from batchgen.engine.memory import available_memory, num_blocks_for
 from batchgen.engine.model_loader import LoadedModel, load_model
 from batchgen.engine.model_runner import ModelRunner
@@ -103,7 +103,7 @@ def load_parts(options: EngineOptions) -> EngineParts:
         torch.set_num_threads(int(options.threads))
     loaded = load_model(directory, options.dtype, device, options.max_model_len)
     if device.type == "cpu":
-        pack_linears(loaded.model, loaded.model.get_output_embeddings())
+        make_rows_independent(loaded.model)
     scheduler, cache = _make_cache(options, loaded, device)
     return EngineParts(
         runner=ModelRunner(loaded, cache, select_ops(device)),
