@@ -36,7 +36,7 @@ def summary_lines(report: JobReport) -> Iterator[str]:
     )
     yield f"  speed      {report.completion_tokens_per_second:,.0f} tok/s, {duration(report.seconds)}"
     yield f"  KV cache   {report.kv_cache_bytes / 2**20:,.0f} MiB, {report.kv_peak:.0%} in use at the peak"
-    yield f"  sampling   {effective_sampling(report.sampling)}"
+    yield f"  sampling   {effective_sampling(report.sampling)}{_endings(report)}"
     yield f"  files      {relative(report.data_dir)}: {_plural(len(report.data_files), 'Parquet file')}"
 
 
@@ -49,9 +49,20 @@ def effective_sampling(sampling: SamplingParams) -> str:
         for name, value in values.items()
         if name in always or value != SamplingParams.model_fields[name].default
     }
-    if sampling.is_greedy:
+    if sampling.beam is not None:
+        beam = {name: value for name, value in sampling.beam.model_dump().items() if value is not None}
+        unused = {"n", "temperature", "top_p", "seed", "beam"}
+        shown = {**beam, **{name: value for name, value in shown.items() if name not in unused}}
+    elif sampling.is_greedy:
         shown = {name: value for name, value in shown.items() if name not in {"top_p", "top_k", "seed"}}
     return ", ".join(f"{name} {'unlimited' if value is None else _plain(value)}" for name, value in shown.items())
+
+
+def _endings(report: JobReport) -> str:
+    # The one thing that a model's files decide about sampling, so it is said.
+    if report.sampling.ignore_eos or not report.eos_token_ids:
+        return ""
+    return f"; ends at token {', '.join(map(str, report.eos_token_ids))}"
 
 
 def row_lines(report: JobReport, output: OutputConfig) -> Iterator[str]:

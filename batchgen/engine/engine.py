@@ -16,7 +16,7 @@ from batchgen.engine.loading import EngineOptions, EngineParts, load_parts
 from batchgen.engine.metrics import EngineMetrics
 from batchgen.engine.requests import RequestBuilder, RequestRefused
 from batchgen.engine.sequence import Sequence, SequenceGroup
-from batchgen.errors import EngineStalled
+from batchgen.errors import EngineStalled, JobError
 from batchgen.records import Completion, PartialSample, Prompt, RowError
 from batchgen.sampling_params import MAX_SEED, SamplingParams
 from batchgen.tokenizer import Tokenizer
@@ -112,9 +112,22 @@ class Engine:
         return self._requests.max_model_len
 
     @property
-    def resolved(self) -> Mapping[str, str | int]:
+    def resolved(self) -> Mapping[str, str | int | list[int]]:
         """What each `auto` that can change a token came to, under the names of the job file."""
         return self._resolved
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Raise JobError for what would make every prompt with these parameters an error."""
+        try:
+            self._requests.controls(params)
+        except RequestRefused as refused:
+            raise JobError(refused.error.message) from refused
+        most = self._scheduler.max_sequences
+        if params.beam is not None and params.beam.width > most:
+            raise JobError(
+                f"sampling.beam.width is {params.beam.width}, but only {most} sequences run at once; "
+                "raise engine.max_sequences"
+            )
 
     @property
     def num_unfinished(self) -> int:

@@ -90,7 +90,7 @@ class EngineParts:
     max_model_len: int
     eos_token_ids: frozenset[int]
     kv_cache_bytes: int = 0
-    resolved: Mapping[str, str | int] = field(default_factory=dict)
+    resolved: Mapping[str, str | int | list[int]] = field(default_factory=dict)
     """What each `auto` that can change a token came to, under the names of the job file."""
 
 
@@ -107,7 +107,7 @@ def load_parts(options: EngineOptions) -> EngineParts:
     scheduler, cache = _make_cache(options, loaded, device)
     return EngineParts(
         runner=ModelRunner(loaded, cache, select_ops(device)),
-        sampler=Sampler(),
+        sampler=Sampler(select_ops(device)),
         scheduler=scheduler,
         tokenizer=Tokenizer.from_directory(directory),
         vocab_size=loaded.vocab_size,
@@ -119,6 +119,7 @@ def load_parts(options: EngineOptions) -> EngineParts:
             "model.max_model_len": loaded.max_model_len,
             "resolved.device": device.type,
             "resolved.attention_segment": SEGMENT_TOKENS,
+            "resolved.eos_token_ids": sorted(loaded.eos_token_ids),
         },
     )
 

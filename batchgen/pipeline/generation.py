@@ -126,4 +126,5 @@ class Generation:
             kv_cache_bytes=0 if metrics is None else metrics.kv_cache_bytes,
             kv_peak=0.0 if metrics is None else metrics.peak_kv_share,
             sampling=self._session.job.sampling,
+            eos_token_ids=tuple(self._session.eos_token_ids),
         )

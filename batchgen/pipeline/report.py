@@ -37,6 +37,8 @@ class JobReport:
     """Largest share of its blocks that was in use at once, 0 to 1."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     """As it took effect: the seed that was drawn, where the job gives none."""
+    eos_token_ids: tuple[int, ...] = ()
+    """What the model's files supply: the ids that end a sample, unless `sampling.ignore_eos`."""
 
     @property
     def completion_tokens_per_second(self) -> float:

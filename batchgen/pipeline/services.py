@@ -32,7 +32,7 @@ def find_model(job: JobConfig, known: Mapping[str, list[Any]]) -> ModelFiles:
 def make_engine(job: JobConfig, directory: Path) -> EngineLike:
     """Load the model; raises ModelError and JobError."""
     # By way of the package's lazy name: torch is loaded here and not before, and so not at all for "nothing to do".
-    return batchgen.Engine(
+    engine = batchgen.Engine(
         str(directory),
         dtype=job.model.dtype,
         max_model_len=job.model.max_model_len,
@@ -43,6 +43,8 @@ def make_engine(job: JobConfig, directory: Path) -> EngineLike:
         max_sequences=job.engine.max_sequences,
         threads=job.engine.threads,
     )
+    engine.check_params(job.sampling)
+    return engine
 
 
 def make_feeder(request: FeedRequest) -> FeederLike:

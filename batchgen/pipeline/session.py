@@ -88,6 +88,12 @@ class Session:
         return limited(self.scan.ranges, self.job.input.limit, self.index)
 
     @property
+    def eos_token_ids(self) -> list[int]:
+        """The ids that end a sample, as the model's files named them when the output was begun."""
+        ids: list[int] = [] if self.plan is None else self.plan.identity.get("resolved.eos_token_ids", [])
+        return ids
+
+    @property
     def num_rows(self) -> int:
         """Rows of the job."""
         return sum(self.index.count(rows) for rows in self.expected)

@@ -10,7 +10,7 @@ import pytest
 from batchgen.commands.summary import effective_sampling, relative, row_lines, shorten, summary_lines
 from batchgen.config import OutputConfig
 from batchgen.pipeline.report import JobReport
-from batchgen.sampling_params import SamplingParams
+from batchgen.sampling_params import BeamParams, SamplingParams
 
 
 def report(directory: Path, **changes: Any) -> JobReport:
@@ -108,3 +108,15 @@ def test_paths_outside_the_working_directory_stay_absolute(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path / "a")
     assert relative(tmp_path / "b") == str(tmp_path / "b")
     assert relative(tmp_path / "a/../a/out") == "out"
+
+
+def test_the_summary_says_which_ids_of_the_model_end_a_sample(tmp_path: Path) -> None:
+    endings = report(tmp_path, eos_token_ids=(2, 7))
+    assert any(line.endswith("seed 1; ends at token 2, 7") for line in summary_lines(endings))
+    ignored = report(tmp_path, eos_token_ids=(2,), sampling=SamplingParams(ignore_eos=True))
+    assert not any("ends at" in line for line in summary_lines(ignored))
+
+
+def test_the_sampling_of_a_beam_search_shows_its_beams_and_nothing_that_it_does_not_use() -> None:
+    params = SamplingParams(beam=BeamParams(width=4, early_stopping="never"), max_tokens=8, seed=1)
+    assert effective_sampling(params) == "width 4, length_penalty 1, early_stopping never, max_tokens 8"
