@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from batchgen_kernels import cpu
+from batchgen_kernels.cpu.linear import quantize_weight
 from torch import Tensor
 
 from tests.kernels.cpu_cases import needs_kernels
@@ -105,8 +106,57 @@ def test_a_row_of_nan_does_not_reach_its_neighbours() -> None:
     assert torch.equal(after[torch.arange(20) != 7], before[torch.arange(20) != 7])
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.usefixtures("level")
+def test_int8_product_is_exact_on_the_quantized_operands(shape: tuple[int, int]) -> None:
+    weight, bias, x = random_bf16(*shape), random_bf16(shape[0], seed=1), random_bf16(40, shape[1], seed=2)
+    x[3] = 0
+    steps_NK, scale_N = quantize_weight(weight)
+    scale_M = x.float().abs().amax(1) / 127.0
+    steps_MK = (x.float() / torch.where(scale_M > 0, scale_M, 1.0).unsqueeze(1)).round()
+    sums = steps_MK.double() @ steps_NK.double().T
+    expected = sums.float() * scale_M.unsqueeze(1) * scale_N + bias.float()
+    packed = cpu.PackedLinear(weight, bias, int8=True)
+    assert torch.equal(packed(x, out_dtype=torch.float32), expected)
+    assert torch.equal(packed(x), expected.bfloat16())
+
+
+def test_int8_product_is_near_the_bf16_one() -> None:
+    weight, x = random_bf16(576, 1536), random_bf16(64, 1536, seed=1)
+    exact = x.float() @ weight.float().T
+    difference = cpu.PackedLinear(weight, int8=True)(x, out_dtype=torch.float32) - exact
+    assert difference.norm() / exact.norm() < 0.02
+
+
+@pytest.mark.usefixtures("level")
+def test_an_int8_row_has_the_same_bits_among_any_rows_and_threads() -> None:
+    packed, x = cpu.PackedLinear(random_bf16(960, 576), int8=True), random_bf16(300, 576, seed=1)
+    whole = packed(x)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for rows in (1, 2, 15, 16, 17, 33, 64, 129, 300):
+            assert torch.equal(packed(x[-rows:]), whole[-rows:])
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("inner", [1, 16, 40, 96])
+@pytest.mark.usefixtures("level")
+def test_the_gated_product_has_the_bits_of_its_parts(inner: int, int8: bool) -> None:
+    gate, up, x = random_bf16(inner, 100), random_bf16(inner, 100, seed=1), random_bf16(37, 100, seed=2)
+    parts = torch.cat([cpu.PackedLinear(half, int8=int8)(x) for half in (gate, up)], dim=-1)
+    gated = cpu.PackedGatedLinear(gate, up, int8=int8)
+    assert torch.equal(gated(x), cpu.silu_mul(parts))
+    assert torch.equal(gated(x[-1:]), gated(x)[-1:])
+
+
 def test_what_does_not_fit_is_refused_by_name() -> None:
     packed = cpu.PackedLinear(random_bf16(8, 16))
+    with pytest.raises(ValueError, match="must agree in shape and dtype"):
+        cpu.PackedGatedLinear(random_bf16(8, 16), random_bf16(9, 16))
+    with pytest.raises(ValueError, match="at most 65536 inputs"):
+        cpu.PackedLinear(random_bf16(1, 65537), int8=True)
+    with pytest.raises(TypeError, match=r"out must be torch.bfloat16, got torch.float32"):
+        cpu.PackedGatedLinear(random_bf16(8, 16), random_bf16(8, 16))(random_bf16(2, 16), out_dtype=torch.float32)
     with pytest.raises(TypeError, match=r"weight must be torch.bfloat16, got torch.float32"):
         cpu.PackedLinear(torch.zeros(4, 4))
     with pytest.raises(ValueError, match=r"bias must be \[8\], got \[3\]"):

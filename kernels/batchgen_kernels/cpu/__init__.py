@@ -13,12 +13,13 @@ from batchgen_kernels.cpu.library import (
     set_level,
     set_num_threads,
 )
-from batchgen_kernels.cpu.linear import PackedLinear
+from batchgen_kernels.cpu.linear import PackedGatedLinear, PackedLinear
 from batchgen_kernels.cpu.sample import sample, token_ranks, top_tokens
 
 __all__ = [
     "Features",
     "KernelsUnavailable",
+    "PackedGatedLinear",
     "PackedLinear",
     "copy_blocks",
     "features",

@@ -25,6 +25,7 @@ template <int T> static inline void tile_store(void *to, size_t stride_bytes) {
 template <int C, int A, int B> static inline void tile_dot_bf16() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
+// The same on int32, A[16, 64] unsigned, B[64, 16] as quads.
 template <int C, int A, int B> static inline void tile_dot_int8() {
-  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+  asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }

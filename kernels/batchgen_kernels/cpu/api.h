@@ -56,7 +56,8 @@ struct StoreArgs {
 };
 
 // Weights [N, K] are packed as [N / 32][K / 32][2][16 pairs of K][16 columns of N][2], both sizes padded with zeros: the
-// B tiles of AMX, and the rows of the dot-product instructions, read from first to last.
+// B tiles of AMX, and the rows of the dot-product instructions, read from first to last. int8 weights likewise, with
+// [K / 64] and quads.
 constexpr int kPanelColumns = 32;
 constexpr int kBlockDepth = 32;
 
@@ -64,10 +65,13 @@ struct LinearArgs {
   const void *x;        // [M, K] bf16, the last dimension contiguous
   const void *packed;
   const float *bias;    // [N] or null
-  void *out;            // [M, N] contiguous, bf16 or fp32
+  const float *column_scales;  // [N]: the weights are int8; null: bf16
+  const int32_t *column_sums;  // [N], of the int8 weights over K
+  void *out;            // [M, N] contiguous, bf16 or fp32; [M, gated] bf16
   int64_t x_stride;
   int32_t m, n, k;
   int32_t out_dtype;
+  int32_t gated;  // 0, or how many outputs silu(gate) * up has: each panel then holds sixteen gates, then their ups
   int32_t num_threads;
 };
 

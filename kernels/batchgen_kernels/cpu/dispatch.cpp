@@ -1,5 +1,6 @@
 // Chooses the processor level and exports the C interface. Compiled for the plainest processor.
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 
@@ -74,7 +75,7 @@ const KernelTable &table() { return *kLevels[current_level.load(std::memory_orde
 }  // namespace
 
 // Bumped with every change of this interface: the binding refuses a library of another version.
-BG_EXPORT int bg_interface_version() { return 4; }
+BG_EXPORT int bg_interface_version() { return 5; }
 BG_EXPORT int bg_highest_level() { return kHighestLevel; }
 BG_EXPORT const char *bg_level_name(int level) { return kLevels[level]->name; }
 BG_EXPORT int bg_current_level() { return current_level; }
@@ -91,21 +92,21 @@ BG_EXPORT void bg_rms_norm(const RmsNormArgs *args) { table().rms_norm(*args); }
 BG_EXPORT void bg_silu_mul(const SiluMulArgs *args) { table().silu_mul(*args); }
 BG_EXPORT void bg_rotary(const RotaryArgs *args) { table().rotary(*args); }
 
-BG_EXPORT int64_t bg_linear_packed_size(int n, int k) {
-  const int64_t panels = (n + kPanelColumns - 1) / kPanelColumns, blocks = (k + kBlockDepth - 1) / kBlockDepth;
-  return panels * blocks * kPanelColumns * kBlockDepth;
+// Bytes of the packed form of [n, k] weights of `element` bytes (2: bf16, 1: int8).
+BG_EXPORT int64_t bg_linear_packed_bytes(int n, int k, int element) {
+  const int64_t panels = (n + kPanelColumns - 1) / kPanelColumns, row_bytes = std::max(1, k) * int64_t(element);
+  return panels * ((row_bytes + 63) / 64) * 64 * kPanelColumns;
 }
 
-// weight is [n, k] bf16 with the given row stride; packed holds bg_linear_packed_size elements.
-BG_EXPORT void bg_linear_pack(const uint16_t *weight, int64_t row_stride, int n, int k, uint16_t *packed) {
-  std::memset(packed, 0, sizeof(uint16_t) * size_t(bg_linear_packed_size(n, k)));
-  const int64_t blocks = (k + kBlockDepth - 1) / kBlockDepth;
+// weight is [n, k] contiguous; packed holds bg_linear_packed_bytes. Four bytes of a row (a pair, a quad) stay together.
+BG_EXPORT void bg_linear_pack(const char *weight, int n, int k, int element, char *packed) {
+  std::memset(packed, 0, size_t(bg_linear_packed_bytes(n, k, element)));
+  const int64_t row_bytes = int64_t(k) * element, blocks = (row_bytes + 63) / 64;
   for (int64_t column = 0; column < n; ++column)
-    for (int64_t depth = 0; depth < k; ++depth) {
+    for (int64_t at = 0; at < row_bytes; at += 4) {
       const int64_t panel = column / kPanelColumns, half = column % kPanelColumns / 16, lane = column % 16;
-      const int64_t block = depth / kBlockDepth, pair = depth % kBlockDepth / 2;
-      packed[((((panel * blocks + block) * 2 + half) * 16 + pair) * 16 + lane) * 2 + depth % 2] =
-          weight[column * row_stride + depth];
+      const int64_t group = ((panel * blocks + at / 64) * 2 + half) * 16 + at % 64 / 4;
+      std::memcpy(packed + (group * 16 + lane) * 4, weight + column * row_bytes + at, size_t(std::min<int64_t>(4, row_bytes - at)));
     }
 }
 

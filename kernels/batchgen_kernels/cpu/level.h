@@ -53,8 +53,9 @@ static inline void end_tiles() {}
 #endif
 #include "attention.h"
 #include "cache_ops.h"
-#include "linear.h"
 #include "elementwise.h"
+#include "linear_products.h"
+#include "linear.h"
 #include "logits_row.h"
 #include "thresholds.h"
 #include "draw.h"

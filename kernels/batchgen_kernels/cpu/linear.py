@@ -1,6 +1,9 @@
-"""Matrix products over packed bf16 weights: a row's bits do not depend on the rows beside it or on the threads.
+"""Matrix products over packed weights: a row's bits do not depend on the rows beside it or on the threads.
 
-Legend: M rows, K inputs, N outputs.  out[m, n] = sum_k x[m, k] weight[n, k] + bias[n], summed in fp32 over ascending k.
+Legend: M rows, K inputs, N outputs, I gated outputs.
+    bf16: out[m, n] = sum_k x[m, k] weight[n, k] + bias[n], summed in fp32 over ascending k
+    int8: weight[n] ~ q[n] * s[n], x[m] ~ p[m] * t[m];  out[m, n] = (sum_k p[m, k] q[n, k]) t[m] s[n] + bias[n]
+    gated: silu(gate) * up of two such products, each rounded to bf16 first
 """
 
 from __future__ import annotations
@@ -9,44 +12,80 @@ import ctypes
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from batchgen_kernels.cpu.library import DTYPE_CODES, dtype_code, library, pointer
 
 _OUT_DTYPES = (torch.bfloat16, torch.float32)
+_GATES = 16
+"""Gates that lie together in a panel, followed by their ups."""
+_MAX_INPUTS_INT8 = 65536
+"""More could overflow the int32 sums."""
 
 
 class _LinearArgs(ctypes.Structure):
     """LinearArgs of api.h."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "packed", "bias", "out")),
+        *((name, ctypes.c_void_p) for name in ("x", "packed", "bias", "column_scales", "column_sums", "out")),
         ("x_stride", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("m", "n", "k", "out_dtype", "num_threads")),
+        *((name, ctypes.c_int32) for name in ("m", "n", "k", "out_dtype", "gated", "num_threads")),
     ]
 
 
-class PackedLinear:
-    """x [..., K] -> [..., N] over a bf16 weight [N, K], packed once; the weight itself is not kept."""
+def _pack(weight_NK: Tensor) -> Tensor:
+    """Return the packed bytes of a bf16 or int8 weight, at a cache-line border so that tiles are read whole."""
+    weight = weight_NK.contiguous()
+    size = (*(ctypes.c_int32(length) for length in weight.shape), ctypes.c_int32(weight.element_size()))
+    count = library().bg_linear_packed_bytes
+    count.restype = ctypes.c_int64
+    storage = torch.empty(count(*size) + 64, dtype=torch.uint8)
+    packed = storage[-storage.data_ptr() % 64 :][: count(*size)]
+    library().bg_linear_pack(ctypes.c_void_p(weight.data_ptr()), *size, ctypes.c_void_p(packed.data_ptr()))
+    return packed
 
-    def __init__(self, weight_NK: Tensor, bias_N: Tensor | None = None) -> None:
-        dtype_code(weight_NK, "weight", (torch.bfloat16,))
+
+def quantize_weight(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
+    """Return round(weight / scale) in int8 and the fp32 scale_N = max |weight| / 127 of each row."""
+    weight = weight_NK.float()
+    scale_N = weight.abs().amax(1) / 127.0
+    steps = weight / torch.where(scale_N > 0, scale_N, 1.0).unsqueeze(1)
+    return steps.round().to(torch.int8), scale_N
+
+
+def _interleave(gate_IK: Tensor, up_IK: Tensor) -> Tensor:
+    """Return the rows of both weights in turns of sixteen, padded with zeros to whole turns."""
+    missing = -len(gate_IK) % _GATES
+    halves = [pad(half, (0, 0, 0, missing)).view(-1, _GATES, half.shape[1]) for half in (gate_IK, up_IK)]
+    return torch.stack(halves, 1).flatten(0, 2)
+
+
+class PackedLinear:
+    """x [..., K] -> [..., N] over a weight [N, K], packed once; the weight itself is not kept.
+
+    The weight is bf16 (fp32 or bf16 with `int8`, which quantizes it per output, and x per row).
+    """
+
+    def __init__(self, weight_NK: Tensor, bias_N: Tensor | None = None, *, int8: bool = False) -> None:
+        dtype_code(weight_NK, "weight", (torch.bfloat16, torch.float32) if int8 else (torch.bfloat16,))
         self.out_features, self.in_features = weight_NK.shape
         if bias_N is not None and bias_N.shape != (self.out_features,):
             raise ValueError(f"bias must be [{self.out_features}], got {list(bias_N.shape)}")
-        weight = weight_NK.detach().contiguous()
-        size = (ctypes.c_int32(self.out_features), ctypes.c_int32(self.in_features))
-        count = library().bg_linear_packed_size
-        count.restype = ctypes.c_int64
-        # Aligned to a huge page's granularity by the allocator or not, tiles are read at cache-line borders.
-        storage = torch.empty(count(*size) + 32, dtype=torch.bfloat16)
-        offset = -storage.data_ptr() % 64 // 2
-        self._packed = storage[offset : offset + count(*size)]
         self._bias = None if bias_N is None else bias_N.detach().float().contiguous()
-        address, stride = ctypes.c_void_p(weight.data_ptr()), ctypes.c_int64(weight.stride(0))
-        library().bg_linear_pack(address, stride, *size, ctypes.c_void_p(self._packed.data_ptr()))
+        self._columns, self._gated = self.out_features, 0
+        self._store(weight_NK.detach(), int8)
+
+    def _store(self, weight_NK: Tensor, int8: bool) -> None:
+        self._scales = self._sums = None
+        if int8:
+            if self.in_features > _MAX_INPUTS_INT8:
+                raise ValueError(f"int8 products take at most {_MAX_INPUTS_INT8} inputs, got {self.in_features}")
+            weight_NK, self._scales = quantize_weight(weight_NK)
+            self._sums = weight_NK.sum(1, dtype=torch.int32)
+        self._packed = _pack(weight_NK)
 
     def __call__(self, x: Tensor, *, out_dtype: torch.dtype = torch.bfloat16, out: Tensor | None = None) -> Tensor:
-        """Return x W^T + b, rounded once to `out_dtype` (bf16 or fp32); `out` is contiguous [..., N]."""
+        """Return x W^T + b for bf16 x, rounded once to `out_dtype` (bf16 or fp32); `out` is contiguous [..., N]."""
         dtype_code(x, "x", (torch.bfloat16,))
         if x.shape[-1] != self.in_features:
             raise ValueError(f"x must end in {self.in_features} features, got {list(x.shape)}")
@@ -55,11 +94,26 @@ class PackedLinear:
             out = x.new_empty(shape, dtype=out_dtype)
         elif out.shape != shape or not out.is_contiguous():
             raise ValueError(f"out must be contiguous {list(shape)}")
-        dtype_code(out, "out", _OUT_DTYPES)
+        dtype_code(out, "out", _OUT_DTYPES[:1] if self._gated else _OUT_DTYPES)
         rows = x if x.dim() == 2 and x.stride(1) == 1 else x.reshape(-1, self.in_features).contiguous()
         args = _LinearArgs(
-            rows.data_ptr(), self._packed.data_ptr(), pointer(self._bias), out.data_ptr(), rows.stride(0), len(rows),
-            self.out_features, self.in_features, DTYPE_CODES[out.dtype], torch.get_num_threads(),
+            rows.data_ptr(), self._packed.data_ptr(), pointer(self._bias), pointer(self._scales), pointer(self._sums),
+            out.data_ptr(), rows.stride(0), len(rows), self._columns, self.in_features, DTYPE_CODES[out.dtype],
+            self._gated, torch.get_num_threads(),
         )  # fmt: skip
         library().bg_linear(ctypes.byref(args))
         return out
+
+
+class PackedGatedLinear(PackedLinear):
+    """x [..., K] -> silu(x gate^T) * (x up^T) [..., I] in bf16: the bits of silu_mul after two PackedLinear."""
+
+    def __init__(self, gate_IK: Tensor, up_IK: Tensor, *, int8: bool = False) -> None:
+        dtype_code(gate_IK, "gate", (torch.bfloat16, torch.float32) if int8 else (torch.bfloat16,))
+        if gate_IK.shape != up_IK.shape or gate_IK.dtype != up_IK.dtype:
+            raise ValueError(f"gate {list(gate_IK.shape)} and up {list(up_IK.shape)} must agree in shape and dtype")
+        self.out_features, self.in_features = gate_IK.shape
+        weight = _interleave(gate_IK.detach(), up_IK.detach())
+        self._bias = None
+        self._columns, self._gated = len(weight), self.out_features
+        self._store(weight, int8)

@@ -188,6 +188,14 @@ static inline void store_bf16_32(uint16_t *p, Vec a, Vec b, bool stream) {
 #endif
 }
 
+static inline void stream_32(float *p, Vec a, Vec b) {
+#if BG_LEVEL >= 2
+  _mm512_stream_ps(p, a.x), _mm512_stream_ps(p + kLanes, b.x);
+#else
+  store(p, a), store(p + kLanes, b);
+#endif
+}
+
 static inline Vec zero() { return splat(0.0f); }
 
 // e^a with a relative error below 2e-7 for a in [-87, 88]; below it stays at e^-87 (never NaN for a = -inf);
