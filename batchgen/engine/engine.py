@@ -80,6 +80,7 @@ class Engine:
         self._runner = parts.runner
         self._sampler = parts.sampler
         self._scheduler = parts.scheduler
+        self._notes = parts.notes
         self._resolved = parts.resolved
         self._window = window
         self._requests = RequestBuilder(
@@ -115,6 +116,11 @@ class Engine:
     def resolved(self) -> Mapping[str, str | int | list[int]]:
         """What each `auto` that can change a token came to, under the names of the job file."""
         return self._resolved
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know about this model on this machine: where equal bytes cannot be promised."""
+        return self._notes
 
     def check_params(self, params: SamplingParams) -> None:
         """Raise JobError for what would make every prompt with these parameters an error."""

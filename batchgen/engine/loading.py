@@ -19,6 +19,7 @@ from batchgen.engine.model_loader import LoadedModel, load_model
 from batchgen.engine.model_runner import ModelRunner
 from batchgen.engine.ops import select_ops
 from batchgen.engine.prefix_cache import PrefixCache
+from batchgen.engine.row_probe import row_dependence
 from batchgen.engine.sampler import Sampler
 from batchgen.engine.scheduler import Scheduler
 from batchgen.engine.sequence import Sequence
@@ -90,6 +91,8 @@ class EngineParts:
     max_model_len: int
     eos_token_ids: frozenset[int]
     kv_cache_bytes: int = 0
+    notes: tuple[str, ...] = ()
+    """What a user should know about this model on this machine."""
     resolved: Mapping[str, str | int | list[int]] = field(default_factory=dict)
     """What each `auto` that can change a token came to, under the names of the job file."""
 
@@ -105,15 +108,18 @@ def load_parts(options: EngineOptions) -> EngineParts:
     if device.type == "cpu":
         make_rows_independent(loaded.model)
     scheduler, cache = _make_cache(options, loaded, device)
+    runner = ModelRunner(loaded, cache, select_ops(device))
+    dependence = row_dependence(runner, loaded) if device.type == "cpu" else ""
     return EngineParts(
-        runner=ModelRunner(loaded, cache, select_ops(device)),
-        sampler=Sampler(select_ops(device)),
+        runner=runner,
+        sampler=Sampler(runner.ops),
         scheduler=scheduler,
         tokenizer=Tokenizer.from_directory(directory),
         vocab_size=loaded.vocab_size,
         max_model_len=loaded.max_model_len,
         eos_token_ids=loaded.eos_token_ids,
         kv_cache_bytes=cache.num_bytes,
+        notes=(dependence,) if dependence else (),
         resolved={
             "model.dtype": str(loaded.dtype).removeprefix("torch."),
             "model.max_model_len": loaded.max_model_len,

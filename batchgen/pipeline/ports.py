@@ -50,6 +50,11 @@ class EngineLike(Protocol):
         """What `auto` came to and can change a token: `model.dtype`, `model.max_model_len`, `device` and so on."""
         ...
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know about this model on this machine."""
+        ...
+
     def add(self, prompt: Prompt) -> int:
         """Queue one prompt and return its index."""
         ...

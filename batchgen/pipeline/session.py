@@ -116,6 +116,7 @@ class Session:
         self.services.check_prompts(FeedRequest(self.job, self.scan, (), self.model.directory, 1, started))
         self.watcher.phase("loading the model")
         engine = self.services.make_engine(self.job, self.model.directory)
+        self.watcher.messages(list(engine.notes))
         self.kv_tokens = engine.metrics.num_blocks * engine.metrics.block_size
         if self.plan is not None:
             stored = resolved_of(self.plan.identity)

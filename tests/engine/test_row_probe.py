@@ -16,6 +16,11 @@ from batchgen.engine.row_probe import row_dependence
 from tests.engine.models import save_model
 
 
+def _flags() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.read_text() if cpuinfo.exists() else ""
+
+
 class Leaky(ModelRunner):
     """A runner whose last bits depend on the number of rows, as an unlucky matrix product's do."""
 
@@ -43,6 +48,11 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_no_row_knows_its_neighbours(tiny_llama: Path, dtype: str) -> None:
     assert load_parts(EngineOptions(str(tiny_llama), dtype=dtype, device="cpu")).notes == ()
+
+
+@pytest.mark.skipif("avx512_bf16" not in _flags(), reason="a promise on processors with avx512_bf16")
+def test_the_quickstart_model_keeps_its_promise_in_bf16(smollm2: Path) -> None:
+    assert load_parts(EngineOptions(str(smollm2), dtype="bfloat16", device="cpu", kv_cache_memory="64MiB")).notes == ()
 
 
 def test_a_row_that_knows_its_neighbours_is_told(tiny_llama: Path) -> None:

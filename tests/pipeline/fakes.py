@@ -86,6 +86,7 @@ class FakeEngine:
         """Tokens that it generated, those that it took over not counted."""
         self.metrics = FakeMetrics()
         self.max_model_len = 4096
+        self.notes: tuple[str, ...] = ()
         self.resolved: Mapping[str, Any] = {"model.dtype": "float32", "model.max_model_len": 4096}
         self._groups: dict[int, _Group] = {}
 
