@@ -33,7 +33,9 @@ class TokenHistory:
 
     def append(self, token_id: int) -> None:
         """Count one generated token."""
-        self._counts[self._entry(token_id)] += 1
+        # On a line of its own: a new entry may replace the array.
+        index = self._entry(token_id)
+        self._counts[index] += 1
 
     def fork(self) -> TokenHistory:
         """An independent copy, for a sample or beam that splits off."""
