@@ -66,7 +66,9 @@ def test_the_quickstart_prints_what_the_readme_shows(tmp_path: Path) -> None:
     run = batchgen(arguments)
     assert run.returncode == 0, run.stderr
     begin = first.index(shape("done: 72 rows: 72 ok, 0 error"))
-    assert run.stderr.splitlines()[: begin - 1] == first[: begin - 1], "the phases"
+    # Beside the phases there may be a warning, such as that no C++ compiler was there.
+    phases = first[:begin]
+    assert [line for line in run.stderr.splitlines() if line in phases] == phases
     printed = [shape(line) for line in run.stdout.splitlines()]
     assert printed[: len(first) - begin] == first[begin:]
 
