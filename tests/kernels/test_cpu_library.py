@@ -90,3 +90,11 @@ def test_no_code_of_a_newer_level_can_serve_an_older_one(tmp_path: Path) -> None
         listing = subprocess.run(["nm", "-C", str(path)], check=True, capture_output=True, text=True).stdout
         weak = [line.split(maxsplit=2)[2] for line in listing.splitlines() if line[17:18] in {"W", "u"}]
         assert [name for name in weak if path.stem not in name] == []
+
+
+@needs_kernels
+@pytest.mark.parametrize("elements", [0, 1, 5 << 20])
+def test_advice_on_huge_pages_changes_no_content(elements: int) -> None:
+    x = torch.arange(elements, dtype=torch.int32)
+    cpu.advise_huge_pages(x)
+    assert torch.equal(x, torch.arange(elements, dtype=torch.int32))

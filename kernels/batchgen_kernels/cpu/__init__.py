@@ -7,6 +7,7 @@ from batchgen_kernels.cpu.elementwise import rms_norm, rotary, silu_mul
 from batchgen_kernels.cpu.library import (
     Features,
     KernelsUnavailable,
+    advise_huge_pages,
     features,
     is_available,
     levels,
@@ -21,6 +22,7 @@ __all__ = [
     "KernelsUnavailable",
     "PackedGatedLinear",
     "PackedLinear",
+    "advise_huge_pages",
     "copy_blocks",
     "features",
     "is_available",

@@ -4,6 +4,9 @@
 #include <atomic>
 #include <cstring>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -74,8 +77,20 @@ const KernelTable &table() { return *kLevels[current_level.load(std::memory_orde
 
 }  // namespace
 
+// Asks for huge pages under the whole ones that lie in [at, at + bytes); advice only, so a refusal is no error.
+BG_EXPORT void bg_advise_huge_pages(void *at, int64_t bytes) {
+#if defined(__linux__)
+  constexpr uintptr_t kHugePage = uintptr_t(2) << 20;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(at) + kHugePage - 1) / kHugePage * kHugePage;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(at) + uintptr_t(bytes)) / kHugePage * kHugePage;
+  if (begin < end) madvise(reinterpret_cast<void *>(begin), end - begin, MADV_HUGEPAGE);
+#else
+  (void)at, (void)bytes;
+#endif
+}
+
 // Bumped with every change of this interface: the binding refuses a library of another version.
-BG_EXPORT int bg_interface_version() { return 5; }
+BG_EXPORT int bg_interface_version() { return 6; }
 BG_EXPORT int bg_highest_level() { return kHighestLevel; }
 BG_EXPORT const char *bg_level_name(int level) { return kLevels[level]->name; }
 BG_EXPORT int bg_current_level() { return current_level; }

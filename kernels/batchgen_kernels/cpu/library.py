@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-INTERFACE_VERSION = 5
+INTERFACE_VERSION = 6
 """Of api.h; a library built from other sources is refused rather than called."""
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
@@ -100,6 +100,14 @@ def set_level(level: str) -> None:
 def set_num_threads(num_threads: int) -> None:
     """Set how many threads each kernel uses: torch's number, since both run on one pool."""
     torch.set_num_threads(num_threads)
+
+
+def advise_huge_pages(x: Tensor) -> None:
+    """Ask the system for huge pages under x, best before it is first written; only advice, and changes no content.
+
+    Blocks of a cache lie anywhere, so with small pages most of them start with a walk of the page tables.
+    """
+    library().bg_advise_huge_pages(ctypes.c_void_p(x.data_ptr()), ctypes.c_int64(x.nbytes))
 
 
 def dtype_code(x: Tensor, name: str, allowed: tuple[torch.dtype, ...]) -> int:

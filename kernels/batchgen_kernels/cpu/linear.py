@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from batchgen_kernels.cpu.library import DTYPE_CODES, dtype_code, library, pointer
+from batchgen_kernels.cpu.library import DTYPE_CODES, advise_huge_pages, dtype_code, library, pointer
 
 _OUT_DTYPES = (torch.bfloat16, torch.float32)
 _GATES = 16
@@ -40,6 +40,7 @@ def _pack(weight_NK: Tensor) -> Tensor:
     count = library().bg_linear_packed_bytes
     count.restype = ctypes.c_int64
     storage = torch.empty(count(*size) + 64, dtype=torch.uint8)
+    advise_huge_pages(storage)
     packed = storage[-storage.data_ptr() % 64 :][: count(*size)]
     library().bg_linear_pack(ctypes.c_void_p(weight.data_ptr()), *size, ctypes.c_void_p(packed.data_ptr()))
     return packed
