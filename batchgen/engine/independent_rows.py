@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import torch
+from batchgen_kernels import cpu
 from transformers import PreTrainedModel
 
 from batchgen.engine.aligned import align_functions
 from batchgen.engine.attention import ATTENTION_NAME
 from batchgen.engine.experts import pack_experts
+from batchgen.engine.fused import fuse_attention, fuse_layers
 from batchgen.engine.linear import pack_linears
 from batchgen.engine.probe import probe_attention
 
 
-def make_rows_independent(model: PreTrainedModel) -> None:
-    """Pack every matrix product and align every curved function; ModelError where a packed product is wrong.
+def make_rows_independent(model: PreTrainedModel, attention_modules: list[torch.nn.Module]) -> None:
+    """Pack every matrix product, fuse what our kernels know and align every curved function that is left.
 
-    Norms, softmax and the functions of routers go row by row in torch already.
+    `attention_modules` follows the swaps. Norms, softmax and the functions of routers go row by row in torch already.
+    Raises ModelError where a packed product is wrong.
     """
-    pack_linears(model, model.get_output_embeddings())
+    fused = cpu.is_available() and model.dtype in (torch.float32, torch.bfloat16)
+    if fused:
+        fuse_layers(model)
     pack_experts(model)
     align_functions(model, lambda: probe_attention(model, ATTENTION_NAME))
+    if fused:
+        fuse_attention(model, attention_modules)
+    pack_linears(model, model.get_output_embeddings())

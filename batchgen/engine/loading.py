@@ -106,7 +106,7 @@ def load_parts(options: EngineOptions) -> EngineParts:
         torch.set_num_threads(int(options.threads))
     loaded = load_model(directory, options.dtype, device, options.max_model_len)
     if device.type == "cpu":
-        make_rows_independent(loaded.model)
+        make_rows_independent(loaded.model, loaded.attention_modules)
     scheduler, cache = _make_cache(options, loaded, device)
     runner = ModelRunner(loaded, cache, select_ops(device))
     dependence = row_dependence(runner, loaded) if device.type == "cpu" else ""

@@ -173,14 +173,14 @@ def test_a_pool_that_preempts_often_changes_nothing(
     )
     pool = engine._scheduler.pool
     # Blocks that nobody gives back: what is left holds one long row, and a little more.
-    for _ in range(pool.num_blocks - 36):
+    for _ in range(pool.num_blocks - 32):
         pool.allocate()
     chosen = rows()
     indexes = [engine.add(row.prompt, row.params) for row in chosen]
     done = {}
     while engine.num_unfinished:
         done.update((completion.prompt_index, completion.samples) for completion in engine.step())
-    assert engine.metrics.num_preemptions > 8
+    assert engine.metrics.num_preemptions >= 8
     whole = reference(expected, directories[kind], kind, dtype)
     assert [done[index] for index in indexes] == [whole[row.prompt.row or 0] for row in chosen]
 

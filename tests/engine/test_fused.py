@@ -1,0 +1,60 @@
+"""Fused modules take the place of what they equal, and of nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from batchgen_kernels import cpu
+from torch import nn
+
+from batchgen.engine.fused import FusedAttention, FusedGatedMLP, FusedRMSNorm, fuse_attention, fuse_layers
+from batchgen.engine.miniature import random_model
+from tests.engine.models import config_of
+
+pytestmark = pytest.mark.skipif(not cpu.is_available(), reason="the C++ kernels are not built")
+
+
+def kinds(model: nn.Module) -> dict[type, int]:
+    found = [type(module) for module in model.modules()]
+    return {kind: found.count(kind) for kind in (FusedRMSNorm, FusedGatedMLP, FusedAttention)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["plain", "windowed"])
+def test_every_hot_module_of_a_llama_like_model_is_swapped(kind: Any, dtype: torch.dtype) -> None:
+    model = random_model(config_of(kind), "eager").to(dtype)
+    modules: list[nn.Module] = [layer.self_attn for layer in model.model.layers]
+    assert fuse_layers(model) == 7
+    assert fuse_attention(model, modules) == 2
+    assert kinds(model) == {FusedRMSNorm: 5, FusedGatedMLP: 2, FusedAttention: 2}
+    assert modules == [layer.self_attn for layer in model.model.layers]
+
+
+def test_norms_and_mlps_compute_what_they_replace() -> None:
+    config = config_of("plain")
+    model, twin = random_model(config, "eager"), random_model(config, "eager")
+    fuse_layers(twin)
+    x = torch.randn(1, 5, config.hidden_size, generator=torch.Generator().manual_seed(0))
+    for name in ("mlp", "input_layernorm", "post_attention_layernorm"):
+        expected = getattr(model.model.layers[0], name)(x)
+        torch.testing.assert_close(getattr(twin.model.layers[0], name)(x), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_modules_of_another_build_are_left_alone() -> None:
+    # Gemma's norm scales by 1 + weight and its MLP has gelu; GPT-2 has neither norm nor gate.
+    for kind in ("capped", "learned"):
+        model = random_model(config_of(kind), "eager")
+        assert fuse_layers(model) == 0
+        assert fuse_attention(model, []) == 0
+
+
+def test_a_module_that_looks_the_same_but_computes_something_else_is_left_alone() -> None:
+    model = random_model(config_of("plain"), "eager")
+    norm, mlp = model.model.norm, model.model.layers[0].mlp
+    norm.forward = lambda x: 1.01 * type(norm).forward(norm, x)
+    mlp.forward = lambda x: type(mlp).forward(mlp, x) + 0.01
+    fuse_layers(model)
+    assert model.model.norm is norm
+    assert model.model.layers[0].mlp is mlp
