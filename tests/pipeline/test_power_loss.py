@@ -11,9 +11,10 @@ import pytest
 
 from batchgen.data.file_backend import FileBackend, WritableFile
 from batchgen.errors import BatchgenError
+from batchgen.pipeline.redo import rerun
 from tests.data.simulated_files import Fate, PowerCut, SimulatedBackend
 from tests.pipeline.crashes import Rows, SimulatedDisk, committed_rows
-from tests.pipeline.fakes import make_job
+from tests.pipeline.fakes import FakeWorld, make_job
 
 FATES = get_args(Fate)
 Wrap = Callable[[FileBackend], FileBackend]
@@ -86,6 +87,36 @@ def check_second_cuts(root: Path, fate: Fate, expected: Rows, step: int) -> None
             assert len(disk.durable_shards()) >= min(acknowledged, 3)
             disk.run()
             disk.check(expected)
+
+
+def test_power_may_fail_during_a_rerun(tmp_path: Path, expected: Rows) -> None:
+    check_reruns(tmp_path, "mixed", expected, step=6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fate", FATES)
+def test_power_may_fail_before_any_operation_of_a_rerun(tmp_path: Path, expected: Rows, fate: Fate) -> None:
+    check_reruns(tmp_path, fate, expected, step=1)
+
+
+def check_reruns(root: Path, fate: Fate, expected: Rows, step: int) -> None:
+    """Each shard is the old or the new file; the rows are the same in both, so only a loss would show."""
+    chosen = "batchgen.row % 2 == 0"
+    for cut_at in count(0, step):
+        disk = small_disk(root)
+        disk.run()
+        disk.backend.restart()
+        disk.backend.cut_at = cut_at
+        try:
+            rerun(disk.job, chosen, services=FakeWorld(backend=disk.backend).services)
+        except PowerCut:
+            disk.backend.lose_power(fate, seed=cut_at)
+        else:
+            return
+        assert len(disk.durable_shards()) == 3
+        rerun(disk.job, chosen, services=FakeWorld(backend=disk.backend).services)
+        disk.run()
+        disk.check(expected)
 
 
 def test_a_killed_process_keeps_what_the_system_has(tmp_path: Path, expected: Rows) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from batchgen.config import JobConfig
-from batchgen.errors import FingerprintMismatch, Interrupted, JobError, OutputDamaged, TooManyRowErrors
+from batchgen.errors import (
+    FingerprintMismatch,
+    Interrupted,
+    JobError,
+    OutputDamaged,
+    OutputUnavailable,
+    TooManyRowErrors,
+)
 from batchgen.pipeline.runner import run_job
 from batchgen.records import RowError
 from tests.pipeline.fakes import FakeEngine, FakeWorld, interrupt_after, make_job
@@ -174,6 +182,17 @@ def test_a_missing_shard_is_damage(tmp_path: Path) -> None:
     (job.output_dir / "data" / "part-00001.parquet").unlink()
     with pytest.raises(OutputDamaged, match=r"part-00001\.parquet: is missing"):
         run_job(job, services=FakeWorld().services)
+
+
+def test_an_output_that_vanishes_ends_the_run_with_74(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+
+    def vanish() -> None:
+        shutil.rmtree(job.output_dir, ignore_errors=True)
+
+    with pytest.raises(OutputUnavailable, match="No such file or directory") as error:
+        run_job(job, services=FakeWorld(make=lambda: FakeEngine(on_step=vanish)).services)
+    assert error.value.exit_code == 74
 
 
 def test_capacity_errors_in_the_journal_are_tried_again(tmp_path: Path) -> None:
