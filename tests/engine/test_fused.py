@@ -9,6 +9,7 @@ import torch
 from batchgen_kernels import cpu
 from torch import nn
 
+from batchgen.engine.attention import ATTENTION_NAME
 from batchgen.engine.fused import FusedAttention, FusedGatedMLP, FusedRMSNorm, fuse_attention, fuse_layers
 from batchgen.engine.miniature import random_model
 from tests.engine.models import config_of
@@ -24,7 +25,7 @@ def kinds(model: nn.Module) -> dict[type, int]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["plain", "windowed"])
 def test_every_hot_module_of_a_llama_like_model_is_swapped(kind: Any, dtype: torch.dtype) -> None:
-    model = random_model(config_of(kind), "eager").to(dtype)
+    model = random_model(config_of(kind), ATTENTION_NAME).to(dtype)
     modules: list[nn.Module] = [layer.self_attn for layer in model.model.layers]
     assert fuse_layers(model) == 7
     assert fuse_attention(model, modules) == 2
