@@ -83,9 +83,7 @@ class Sampler:
             return result
         rows = [row for row, _ in wanted]
         logits_WV, ids_WC = _rows(logits_RV, rows), _rows(token_ids_RC, rows)
-        given = self._ops.token_ranks(logits_WV, ids_WC)
-        best = self._ops.top_tokens(logits_WV, max(top for _, top in wanted))
-        columns = (ids_WC, given.logprobs_RC, given.ranks_RC, best.token_ids_RK, best.logprobs_RK)
+        columns = (ids_WC, *self._ops.token_ranks(logits_WV, ids_WC, max(top for _, top in wanted)))
         for (row, top), ids, logprobs, ranks, best_ids, best_logprobs in zip(
             wanted, *(column.tolist() for column in columns), strict=True
         ):

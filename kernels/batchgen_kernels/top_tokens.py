@@ -33,12 +33,15 @@ class TopTokens(NamedTuple):
 
 
 class TokenRanks(NamedTuple):
-    """Where given tokens stand."""
+    """Where given tokens stand, and the best ones beside them."""
 
     logprobs_RC: Tensor
     """fp32: log-softmax."""
     ranks_RC: Tensor
     """int64, 1 for the most likely token."""
+    best_ids_RK: Tensor
+    """As `top_tokens` finds them, of the logits as they are."""
+    best_logprobs_RK: Tensor
 
 
 def _ordered(scores_RV: Tensor) -> Tensor:
@@ -66,8 +69,8 @@ def top_tokens(logits_RV: Tensor, count: int, edits: SampleParams = NO_EDITS) ->
     )
 
 
-def token_ranks(logits_RV: Tensor, token_ids_RC: Tensor) -> TokenRanks:
-    """Find log-probability and rank of the given tokens of each row."""
+def token_ranks(logits_RV: Tensor, token_ids_RC: Tensor, count: int = 0) -> TokenRanks:
+    """Find log-probability and rank of the given tokens of each row, and its `count` best tokens."""
     raw_RV = logits_RV.float()
     raw_RC = raw_RV.gather(1, token_ids_RC)
     ids_V = torch.arange(raw_RV.shape[1], device=raw_RV.device)
@@ -76,4 +79,5 @@ def token_ranks(logits_RV: Tensor, token_ids_RC: Tensor) -> TokenRanks:
         before_RV = (raw_RV == raw_R[:, None]) & (ids_V < ids_R[:, None])
         ranks.append((before_RV | (raw_RV > raw_R[:, None])).sum(1) + 1)
     ranks_RC = torch.stack(ranks, dim=1) if ranks else token_ids_RC.new_empty(token_ids_RC.shape)
-    return TokenRanks(raw_RC - log_normalizer(raw_RV)[:, None], ranks_RC)
+    best = top_tokens(logits_RV, count)
+    return TokenRanks(raw_RC - log_normalizer(raw_RV)[:, None], ranks_RC, best.token_ids_RK, best.logprobs_RK)

@@ -123,6 +123,10 @@ def test_ranks_are_places_in_the_order_of_top_tokens(twin: Twin, step: float | N
         order = expected_order(logits_RV[row])
         assert found.ranks_RC[row].tolist() == [order.index(token_id) + 1 for token_id in ids_RC[row].tolist()]
     best = twin.top_tokens(logits_RV, 20)
+    beside = twin.token_ranks(logits_RV, ids_RC, 20)
+    assert torch.equal(beside.ranks_RC, found.ranks_RC)
+    assert torch.equal(beside.best_ids_RK, best.token_ids_RK)
+    torch.testing.assert_close(beside.best_logprobs_RK, best.logprobs_RK)
     assert twin.token_ranks(logits_RV, best.token_ids_RK).ranks_RC.tolist() == [list(range(1, 21))] * 4
     torch.testing.assert_close(twin.token_ranks(logits_RV, best.token_ids_RK).logprobs_RC, best.logprobs_RK)
 

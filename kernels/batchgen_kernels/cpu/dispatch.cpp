@@ -90,7 +90,7 @@ BG_EXPORT void bg_advise_huge_pages(void *at, int64_t bytes) {
 }
 
 // Bumped with every change of this interface: the binding refuses a library of another version.
-BG_EXPORT int bg_interface_version() { return 6; }
+BG_EXPORT int bg_interface_version() { return 8; }
 BG_EXPORT int bg_highest_level() { return kHighestLevel; }
 BG_EXPORT const char *bg_level_name(int level) { return kLevels[level]->name; }
 BG_EXPORT int bg_current_level() { return current_level; }

@@ -19,10 +19,18 @@ static void divide(LogitsRow &row, float temperature) {
   }
 }
 
+static inline float temperature_of(const SampleArgs &args, int64_t r) {
+  return args.temperature ? args.temperature[r] : 1.0f;
+}
+static inline int64_t top_k_of(const SampleArgs &args, int64_t r) { return args.top_k ? args.top_k[r] : 0; }
+static inline bool is_greedy(const SampleArgs &args, int64_t r) {
+  return args.greedy || temperature_of(args, r) == 0.0f || top_k_of(args, r) == 1;
+}
+
 static int choose_token(LogitsRow &row, const SampleArgs &args, int64_t r, float top) {
-  const float temperature = args.temperature ? args.temperature[r] : 1.0f;
-  const int64_t top_k = args.top_k ? args.top_k[r] : 0;
-  if (args.greedy || temperature == 0.0f || top_k == 1) return row_best(row, top);
+  if (is_greedy(args, r)) return row_best(row, top);
+  const float temperature = temperature_of(args, r);
+  const int64_t top_k = top_k_of(args, r);
   if (temperature != 1.0f) {
     divide(row, temperature > 1e-30f ? temperature : 1e-30f);
     top = row_top(row);
@@ -38,7 +46,8 @@ static int choose_token(LogitsRow &row, const SampleArgs &args, int64_t r, float
 static void sample_row(LogitsRow &row, const SampleArgs &args, int64_t r) {
   load_logits(row, args.in, r);
   const float normalizer = row_sum(row);
-  if (has_edits(args.edits)) edit_row(row, args.edits, r, true);
+  // A temperature finds all sums anew, and the best token needs none.
+  if (has_edits(args.edits)) edit_row(row, args.edits, r, !is_greedy(args, r) && temperature_of(args, r) == 1.0f);
   const float top = row_top(row);
   const bool ok = top > -kInfinity && top < kInfinity;
   const int token = ok ? choose_token(row, args, r, top) : 0;
@@ -75,6 +84,26 @@ static void sort_entries(uint64_t *entries, int count) {
     }
 }
 
+// Ids of the `count` best tokens, in their order; the ids from 0 on where the row has no finite best.
+static void best_tokens(LogitsRow &row, int count, Scratch &scratch, int64_t *token_ids) {
+  const float top = row_top(row);
+  if (!(top > -kInfinity && top < kInfinity)) {
+    for (int i = 0; i < count; ++i) token_ids[i] = i;
+    return;
+  }
+  const float kth = kth_largest(row, count);
+  // Of the tokens that equal the last one there may be many.
+  auto *entries = scratch.take<uint64_t>(size_t(row.vocabulary));
+  int found = 0;
+  for (int g = 0; g < row.groups; ++g) {
+    if (!(row.tops[g] >= kth)) continue;
+    for (int token = g * kGroupTokens; token < (g + 1) * kGroupTokens && token < row.vocabulary; ++token)
+      if (row.x[token] >= kth) entries[found++] = uint64_t(key_of(row.x[token])) << 32 | uint32_t(~uint32_t(token));
+  }
+  sort_entries(entries, found);
+  for (int i = 0; i < count; ++i) token_ids[i] = ~uint32_t(entries[i]) & 0xffffffffu;
+}
+
 static void top_tokens_row(LogitsRow &row, const TopTokensArgs &args, int64_t r, Scratch &scratch) {
   load_logits(row, args.in, r);
   const float normalizer = row_sum(row);
@@ -84,29 +113,12 @@ static void top_tokens_row(LogitsRow &row, const TopTokensArgs &args, int64_t r,
     edit_row(row, args.edits, r, false);
   }
   const float top = row_top(row);
-  if (!(top > -kInfinity && top < kInfinity)) {
-    for (int i = 0; i < args.count; ++i) {
-      const int64_t at = r * args.count + i;
-      args.token_ids[at] = i, args.scores[at] = args.logprobs[at] = -kInfinity;
-    }
-    return;
-  }
-  const float kth = kth_largest(row, args.count);
-  // Of the tokens that equal the last one there may be many.
-  auto *entries = scratch.take<uint64_t>(size_t(row.vocabulary));
-  int found = 0;
-  for (int g = 0; g < row.groups; ++g) {
-    if (!(row.tops[g] >= kth)) continue;
-    for (int token = g * kGroupTokens; token < (g + 1) * kGroupTokens && token < row.vocabulary; ++token)
-      if (row.x[token] >= kth)
-        entries[found++] = uint64_t(key_of(row.x[token])) << 32 | uint32_t(~uint32_t(token));
-  }
-  sort_entries(entries, found);
-  for (int i = 0; i < args.count; ++i) {
-    const int64_t token = ~uint32_t(entries[i]) & 0xffffffffu, at = r * args.count + i;
-    args.token_ids[at] = token;
-    args.logprobs[at] = raw_logit(args.in, r, token) - normalizer;
-    args.scores[at] = edited ? row.x[token] : args.logprobs[at];
+  const bool usable = top > -kInfinity && top < kInfinity;
+  best_tokens(row, args.count, scratch, args.token_ids + r * args.count);
+  for (int64_t at = r * args.count; at < (r + 1) * args.count; ++at) {
+    const int64_t token = args.token_ids[at];
+    args.logprobs[at] = usable ? raw_logit(args.in, r, token) - normalizer : -kInfinity;
+    args.scores[at] = edited && usable ? row.x[token] : args.logprobs[at];
   }
 }
 
@@ -138,17 +150,26 @@ static int64_t rank_of(const LogitsRow &row, int token) {
   return rank;
 }
 
+static void token_ranks_row(LogitsRow &row, const TokenRanksArgs &args, int64_t r, Scratch &scratch) {
+  load_logits(row, args.in, r);
+  const float normalizer = row_sum(row), top = row_top(row);
+  const bool usable = top > -kInfinity && top < kInfinity;
+  for (int64_t at = r * args.count; at < (r + 1) * args.count; ++at) {
+    args.logprobs[at] = row.x[args.token_ids[at]] - normalizer;
+    args.ranks[at] = rank_of(row, int(args.token_ids[at]));
+  }
+  if (!args.best_count) return;
+  best_tokens(row, args.best_count, scratch, args.best_ids + r * args.best_count);
+  for (int64_t at = r * args.best_count; at < (r + 1) * args.best_count; ++at)
+    args.best_logprobs[at] = usable ? row.x[args.best_ids[at]] - normalizer : -kInfinity;
+}
+
 static void token_ranks(const TokenRanksArgs &args) {
 #pragma omp parallel for num_threads(args.in.num_threads) schedule(dynamic) if (args.in.rows > 1)
   for (int r = 0; r < args.in.rows; ++r) {
     Scratch &scratch = thread_scratch();
     scratch.reset();
     LogitsRow row = take_row(scratch, args.in.vocabulary);
-    load_logits(row, args.in, r);
-    const float normalizer = row_sum(row);
-    for (int64_t at = int64_t(r) * args.count; at < int64_t(r + 1) * args.count; ++at) {
-      args.logprobs[at] = row.x[args.token_ids[at]] - normalizer;
-      args.ranks[at] = rank_of(row, int(args.token_ids[at]));
-    }
+    token_ranks_row(row, args, r, scratch);
   }
 }

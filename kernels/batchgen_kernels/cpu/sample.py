@@ -62,7 +62,12 @@ class _TopTokensArgs(ctypes.Structure):
 class _TokenRanksArgs(ctypes.Structure):
     """TokenRanksArgs of sample_args.h."""
 
-    _fields_ = [("in", _LogitsArgs), *((name, _P) for name in ("token_ids", "logprobs", "ranks")), ("count", _I32)]
+    _fields_ = [
+        ("in", _LogitsArgs),
+        *((name, _P) for name in ("token_ids", "logprobs", "ranks", "best_ids", "best_logprobs")),
+        ("count", _I32),
+        ("best_count", _I32),
+    ]
 
 
 def _check_logits(logits_RV: Tensor) -> Tensor:
@@ -156,17 +161,22 @@ def top_tokens(logits_RV: Tensor, count: int, edits: SampleParams = NO_EDITS) ->
     return found
 
 
-def token_ranks(logits_RV: Tensor, token_ids_RC: Tensor) -> TokenRanks:
-    """Find log-probability and rank of given tokens; as `batchgen_kernels.top_tokens.token_ranks`."""
+def token_ranks(logits_RV: Tensor, token_ids_RC: Tensor, count: int = 0) -> TokenRanks:
+    """Rank given tokens, and find the `count` best; as `batchgen_kernels.top_tokens.token_ranks`."""
     logits_RV = _check_logits(logits_RV)
     token_ids = token_ids_RC.long().contiguous()
     if token_ids.dim() != 2 or len(token_ids) != len(logits_RV):
         raise ValueError(f"token_ids_RC must be [{len(logits_RV)}, C], got {list(token_ids.shape)}")
     if token_ids.numel() and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < logits_RV.shape[1]:
         raise ValueError(f"token_ids_RC must be below the vocabulary of {logits_RV.shape[1]}")
-    found = TokenRanks(torch.empty(token_ids.shape), torch.empty(token_ids.shape, dtype=torch.int64))
-    args = _TokenRanksArgs(
-        _logits_args(logits_RV), token_ids.data_ptr(), *(tensor.data_ptr() for tensor in found), token_ids.shape[1]
+    rows, count = len(logits_RV), min(count, logits_RV.shape[1])
+    found = TokenRanks(
+        torch.empty(token_ids.shape),
+        torch.empty(token_ids.shape, dtype=torch.int64),
+        torch.empty(rows, count, dtype=torch.int64),
+        torch.empty(rows, count),
     )
+    pointers = (tensor.data_ptr() for tensor in (token_ids, *found))
+    args = _TokenRanksArgs(_logits_args(logits_RV), *pointers, token_ids.shape[1], count)
     library().bg_token_ranks(ctypes.byref(args))
     return found

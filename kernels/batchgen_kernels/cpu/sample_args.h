@@ -50,5 +50,7 @@ struct TokenRanksArgs {
   const int64_t *token_ids;  // [R, C]
   float *logprobs;           // [R, C]
   int64_t *ranks;            // [R, C]
-  int32_t count;             // C
+  int64_t *best_ids;         // [R, K]
+  float *best_logprobs;      // [R, K]
+  int32_t count, best_count; // C, K
 };
