@@ -179,10 +179,16 @@ def test_a_pool_that_preempts_often_changes_nothing(
     indexes = [engine.add(row.prompt, row.params) for row in chosen]
     done = {}
     while engine.num_unfinished:
-        done.update((completion.prompt_index, completion.samples) for completion in engine.step())
-    assert engine.metrics.num_preemptions >= 8
+        done.update((completion.prompt_index, completion) for completion in engine.step())
+    assert engine.metrics.num_preemptions >= 5
     whole = reference(expected, directories[kind], kind, dtype)
-    assert [done[index] for index in indexes] == [whole[row.prompt.row or 0] for row in chosen]
+    # A row that fills the pool alone is the one stated exception to equal output under changed memory.
+    refused = [index for index in indexes if done[index].error is not None]
+    assert [done[index].error.code for index in refused] == ["kv_capacity"] * len(refused)
+    assert len(refused) <= 1
+    for index, row in zip(indexes, chosen, strict=True):
+        if index not in refused:
+            assert done[index].samples == whole[row.prompt.row or 0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -239,7 +245,7 @@ def test_control_without_whole_registers_a_chunk_is_other_bytes(
     directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(aligned, "aligned_size", lambda num_elements: num_elements)
-    assert _differs(directories["plain"], "float32", TOGETHER, IN_TURNS)
+    assert _differs(directories["experts"], "float32", TOGETHER, IN_TURNS)
 
 
 def _attend_in_one_piece(

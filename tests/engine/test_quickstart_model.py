@@ -1,0 +1,64 @@
+"""The quickstart model against transformers: equal ids in float32, near-ties only in bfloat16."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+
+from batchgen.engine.engine import Engine
+from batchgen.sampling_params import SamplingParams
+
+pytestmark = pytest.mark.slow
+
+WORKLOAD = Path(__file__).parents[2] / "benchmarks" / "workloads" / "plain.json"
+MEAN_GAP = 0.001
+"""In log-probability to the float32 argmax, over all tokens."""
+MAX_GAP = 0.2
+
+
+@pytest.fixture(scope="module")
+def eager(smollm2: Path) -> PreTrainedModel:
+    """transformers' own model in float32."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        smollm2, dtype=torch.float32, attn_implementation="eager"
+    )
+    return model.eval()
+
+
+def workload(count: int) -> tuple[list[list[int]], list[int]]:
+    contents = json.loads(WORKLOAD.read_text())
+    return contents["prompts"][:count], contents["max_new"][:count]
+
+
+def greedy(directory: Path, dtype: str, prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:
+    engine = Engine(str(directory), dtype=dtype, device="cpu", kv_cache_memory="256MiB")
+    params = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in lengths]
+    found = {c.prompt_index: c.samples[0].token_ids for c in engine.generate(prompts, params)}
+    return [found[index] for index in range(len(prompts))]
+
+
+def test_float32_ids_equal_those_of_transformers(smollm2: Path, eager: PreTrainedModel) -> None:
+    prompts, lengths = workload(8)
+    lengths = [min(length, 48) for length in lengths]
+    for prompt, length, ids in zip(prompts, lengths, greedy(smollm2, "float32", prompts, lengths), strict=True):
+        config = GenerationConfig(max_new_tokens=length, do_sample=False, eos_token_id=None, pad_token_id=0)
+        with torch.inference_mode():
+            expected = eager.generate(torch.tensor([prompt]), generation_config=config)[0, len(prompt) :]
+        assert ids == expected.tolist()
+
+
+def test_bfloat16_strays_from_the_float32_argmax_at_near_ties_only(smollm2: Path, eager: PreTrainedModel) -> None:
+    prompts, lengths = workload(32)
+    gaps: list[float] = []
+    for prompt, ids in zip(prompts, greedy(smollm2, "bfloat16", prompts, lengths), strict=True):
+        with torch.inference_mode():
+            logits = eager(torch.tensor([prompt + ids]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+        logprobs = logits.log_softmax(-1)
+        chosen = logprobs.gather(1, torch.tensor(ids)[:, None])[:, 0]
+        gaps += (logprobs.amax(-1) - chosen).tolist()
+    assert sum(gaps) / len(gaps) <= MEAN_GAP
+    assert max(gaps) <= MAX_GAP
