@@ -172,23 +172,17 @@ def test_a_pool_that_preempts_often_changes_nothing(
         str(directories[kind]), **engine_options(dtype, max_batch_tokens=128, max_sequences=64, block_size=4)
     )
     pool = engine._scheduler.pool
-    # Blocks that nobody gives back: what is left holds one long row, and a little more.
-    for _ in range(pool.num_blocks - 32):
+    # Blocks that nobody gives back: what is left holds the longest row, and a little more.
+    for _ in range(pool.num_blocks - 48):
         pool.allocate()
-    chosen = rows()
+    chosen = [*rows(), *rows(), *rows()]
     indexes = [engine.add(row.prompt, row.params) for row in chosen]
     done = {}
     while engine.num_unfinished:
-        done.update((completion.prompt_index, completion) for completion in engine.step())
-    assert engine.metrics.num_preemptions >= 5
+        done.update((completion.prompt_index, completion.samples) for completion in engine.step())
+    assert engine.metrics.num_preemptions > 8
     whole = reference(expected, directories[kind], kind, dtype)
-    # A row that fills the pool alone is the one stated exception to equal output under changed memory.
-    refused = [index for index in indexes if done[index].error is not None]
-    assert [done[index].error.code for index in refused] == ["kv_capacity"] * len(refused)
-    assert len(refused) <= 1
-    for index, row in zip(indexes, chosen, strict=True):
-        if index not in refused:
-            assert done[index].samples == whole[row.prompt.row or 0]
+    assert [done[index] for index in indexes] == [whole[row.prompt.row or 0] for row in chosen]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
