@@ -16,9 +16,6 @@ import typer
 from typer.main import get_command
 
 from batchgen import __version__
-from batchgen.commands import schema as schema_command
-from batchgen.commands import validate as validate_command
-from batchgen.config import load_job
 from batchgen.errors import BatchgenError, Interrupted, JobFileError
 from batchgen.units import parse_duration
 
@@ -50,6 +47,11 @@ Wait = Annotated[
 WaitLock = Annotated[
     bool, typer.Option("--wait-lock", help="Wait for another run to let go of the output, however long it takes.")
 ]
+
+
+def _load(module: str) -> Any:
+    """A module of ours, only when a command needs it: --help reads no pydantic, and validate no torch."""
+    return import_module(f"batchgen.{module}")
 
 
 def _show_version(wanted: bool) -> None:
@@ -101,11 +103,9 @@ def run(
 ) -> None:
     """Run a job, or go on where it ended. Rows that are committed are not computed again."""
     wait_seconds = _wait_seconds(wait, wait_lock)
-    config = load_job(job, overrides or [])
+    config = _load("config").load_job(job, overrides or [])
     with _interruptible():
-        # Loaded here and not above: torch takes seconds, which a wrong job file, --help and validate must not.
-        command: Any = import_module("batchgen.commands.run")
-        command.run(config, wait_seconds=wait_seconds, overwrite=overwrite)
+        _load("commands.run").run(config, wait_seconds=wait_seconds, overwrite=overwrite)
 
 
 @app.command()
@@ -114,8 +114,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show how far an output is: rows done, errors by code, rate, and who works on it."""
-    command: Any = import_module("batchgen.commands.status")
-    command.status(output, as_json=as_json)
+    _load("commands.status").status(output, as_json=as_json)
 
 
 @app.command()
@@ -133,11 +132,9 @@ def verify(
     wait_seconds = _wait_seconds(wait, wait_lock)
     with _interruptible():
         if repair:
-            command: Any = import_module("batchgen.commands.redo")
-            command.repair(output, overrides or [], wait_seconds=wait_seconds)
+            _load("commands.redo").repair(output, overrides or [], wait_seconds=wait_seconds)
         else:
-            command = import_module("batchgen.commands.verify")
-            command.verify(output)
+            _load("commands.verify").verify(output)
 
 
 @app.command()
@@ -157,8 +154,7 @@ def rerun(
     """Generate committed rows anew, those for which an expression is true; all others stay as they are."""
     wait_seconds = _wait_seconds(wait, wait_lock)
     with _interruptible():
-        command: Any = import_module("batchgen.commands.redo")
-        command.rerun(output, where, overrides or [], wait_seconds=wait_seconds)
+        _load("commands.redo").rerun(output, where, overrides or [], wait_seconds=wait_seconds)
 
 
 @app.command()
@@ -167,13 +163,13 @@ def validate(
     overrides: Overrides = None,
 ) -> None:
     """Check job files. All problems are shown at once; neither data nor a model is loaded."""
-    validate_command.validate(jobs, overrides or [])
+    _load("commands.validate").validate(jobs, overrides or [])
 
 
 @app.command()
 def schema() -> None:
     """Print the JSON schema of the job file, for editors."""
-    schema_command.schema()
+    _load("commands.schema").schema()
 
 
 def _report_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -126,5 +126,6 @@ def test_light_commands_load_nothing_heavy(arguments: list[str]) -> None:
     code += "try:\n    runpy.run_module('batchgen.cli', run_name='__main__')\nexcept SystemExit as end:\n"
     code += "    assert not end.code, end.code"
     loaded = loaded_by(code)
-    assert {"typer", "pydantic"} <= loaded
+    assert "typer" in loaded
     assert not {"torch", "transformers", "pyarrow", "numpy", "huggingface_hub", "tokenizers"} & loaded
+    assert arguments != ["--help"] or not {"pydantic", "yaml", "jinja2"} & loaded
