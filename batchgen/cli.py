@@ -167,6 +167,18 @@ def validate(
 
 
 @app.command()
+def preview(
+    job: JobPath,
+    num_rows: Annotated[int, typer.Option("-n", "--rows", min=1, help="How many rows to show.")] = 3,
+    overrides: Overrides = None,
+) -> None:
+    """Print the first prompts with their control tokens and token counts. No weights are loaded."""
+    config = _load("config").load_job(job, overrides or [])
+    with _interruptible():
+        _load("commands.preview").preview(config, num_rows=num_rows)
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON schema of the job file, for editors."""
     _load("commands.schema").schema()

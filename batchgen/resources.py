@@ -28,28 +28,31 @@ from batchgen.gguf.reader import MAGIC
 
 PACKAGE_PREFIX = "package:"
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
-_FETCHED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "spiece.model"]
+_WEIGHTS = "*.safetensors"
+_FETCHED = ["*.json", "*.jinja", "tokenizer.model", "spiece.model"]
 # Sub-folders hold other formats of the same weights (onnx/, original/), and so do consolidated*.safetensors.
 _NOT_FETCHED = ["*/*", "consolidated*"]
+_CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 _PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
-def locate_model(path: str, revision: str | None = None) -> Path:
+def locate_model(path: str, revision: str | None = None, *, weights: bool = True) -> Path:
     """The local directory of a model, fetched or converted if it was not yet.
 
-    `revision` is a branch, tag or commit and means something for a Hugging Face id alone. Raises ModelError, which
-    says what is missing and what to do.
+    `revision` is a branch, tag or commit and means something for a Hugging Face id alone. Without `weights`, those of
+    a Hugging Face id are not fetched, and none need be there. Raises ModelError, which says what is missing and what
+    to do.
     """
     if path.startswith(PACKAGE_PREFIX):
         local = _in_package(path)
     else:
         local = Path(path).expanduser()
         if not local.exists() and _HUB_ID.fullmatch(path):
-            return _checked(_fetch(path, revision))
+            return _checked(_fetch(path, revision, weights), weights)
     if revision is not None:
         raise ModelError(f"model.revision is {revision!r}, but {path} is local: leave the revision out")
     if local.is_dir():
-        return _checked(local)
+        return _checked(local, weights)
     if not local.is_file():
         raise ModelError(f"{path}: no such file or directory, and not a Hugging Face id (OWNER/NAME) either")
     with local.open("rb") as file:
@@ -93,9 +96,20 @@ def _in_package(path: str) -> Path:
     raise ModelError(f"{path}: the package {name} has no file {file}")
 
 
-def _fetch(path: str, revision: str | None) -> Path:
+def context_length(directory: Path) -> int | None:
+    """Tokens of prompt and completion that config.json says a model is made for; None where it does not."""
     try:
-        return Path(snapshot_download(path, revision=revision, allow_patterns=_FETCHED, ignore_patterns=_NOT_FETCHED))
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    text = config.get("text_config", config) if isinstance(config, dict) else {}
+    return next((value for name in _CONTEXT_NAMES if isinstance(value := text.get(name), int)), None)
+
+
+def _fetch(path: str, revision: str | None, weights: bool) -> Path:
+    fetched = [_WEIGHTS, *_FETCHED] if weights else _FETCHED
+    try:
+        return Path(snapshot_download(path, revision=revision, allow_patterns=fetched, ignore_patterns=_NOT_FETCHED))
     except LocalEntryNotFoundError as error:
         raise ModelError(
             f"{path}: not a local directory, not in the Hugging Face cache, and the hub cannot be reached; "
@@ -108,10 +122,10 @@ def _fetch(path: str, revision: str | None) -> Path:
         ) from error
 
 
-def _checked(directory: Path) -> Path:
+def _checked(directory: Path, weights: bool) -> Path:
     if not (directory / "config.json").is_file():
         raise ModelError(f"{directory}: no config.json here, so this is no model directory")
-    if not any(directory.glob("*.safetensors")):
+    if weights and not any(directory.glob(_WEIGHTS)):
         pickles = [file.name for pattern in _PICKLES for file in directory.glob(pattern)]
         what = f"only {pickles[0]}, which is pickle and never read" if pickles else "no weights"
         raise ModelError(f"{directory}: {what}; save the model as safetensors (model.save_pretrained)")

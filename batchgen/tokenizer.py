@@ -18,7 +18,7 @@ from batchgen.literals import LiteralEncoder
 from batchgen.stop_strings import StopMatch, StopMatcher, StopStringMatcher
 from batchgen.token_bytes import TokenBytes, decode_bytes
 
-__all__ = ["RenderedPrompt", "StopMatch", "StopMatcher", "StopStringMatcher", "Tokenizer"]
+__all__ = ["RenderedPrompt", "StopMatch", "StopMatcher", "StopStringMatcher", "TextPiece", "Tokenizer"]
 
 TOKENIZER_FILE = "tokenizer.json"
 _OTHER_TOKENIZERS = ("tokenizer.model", "spiece.model", "vocab.json", "tekken.json", "vocab.txt", "tiktoken.model")
@@ -34,6 +34,14 @@ class RenderedPrompt(NamedTuple):
     """Spans [start, stop) of `text`, in characters, that came from row data: control tokens spelled there are text."""
     add_special_tokens: bool = True
     """Whether the tokenizer adds its BOS (and what else it adds); False for chat templates, which write their own."""
+
+
+class TextPiece(NamedTuple):
+    """A part of the text of some ids."""
+
+    text: str
+    is_control: bool
+    """Whether it is one control token, and not characters that spell it."""
 
 
 class Tokenizer:
@@ -156,6 +164,20 @@ class Tokenizer:
         text: str = self._backend.decode(list(ids), skip_special_tokens=False)
         return text
 
+    def pieces(self, ids: Sequence[int]) -> list[TextPiece]:
+        """The text of ids, with control tokens told from text that only looks like them."""
+        pieces: list[TextPiece] = []
+        start = 0
+        for index, token_id in enumerate([*ids, None]):
+            if token_id is not None and token_id not in self._control_ids:
+                continue
+            if text := decode_bytes(self.token_bytes.join(ids[:start], ids[start:index]))[0]:
+                pieces.append(TextPiece(text, is_control=False))
+            if token_id is not None:
+                pieces.append(TextPiece(self._control_ids[token_id], is_control=True))
+            start = index + 1
+        return pieces
+
     def decode_completion(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[str, bool]:
         """What `ids` add to the text of the prompt, and whether that ends with a whole character.
 
@@ -169,6 +191,11 @@ class Tokenizer:
     def _with_one_bos(self, ids: list[int]) -> list[int]:
         bos = self.bos_token_id
         return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
+
+    @cached_property
+    def _control_ids(self) -> dict[int, str]:
+        spellings = {self._backend.token_to_id(token): token for token in self.special_token_strings}
+        return {token_id: token for token_id, token in spellings.items() if token_id is not None}
 
     @cached_property
     def _literal_encoder(self) -> LiteralEncoder:

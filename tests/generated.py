@@ -21,7 +21,7 @@ from tests.models_page import models_page
 
 ROOT = Path(__file__).parent.parent
 NOTICE = "<!-- Made by `make generate`; edit what it is made from. -->\n"
-COMMANDS = ((), ("run",), ("status",), ("verify",), ("rerun",), ("validate",), ("schema",))
+COMMANDS = ((), ("run",), ("status",), ("verify",), ("rerun",), ("validate",), ("preview",), ("schema",))
 
 
 def job_file_page() -> str:

@@ -104,6 +104,14 @@ def test_a_control_token_that_row_data_completes_is_text(tokenizer: Tokenizer) -
     assert 2 not in ids
 
 
+def test_pieces_tell_a_control_token_from_text_that_spells_it(tokenizer: Tokenizer) -> None:
+    (ids,) = tokenizer.encode_batch([RenderedPrompt("<|turn|>x</s>é</s>", ((9, 13),), False)])
+    pieces = tokenizer.pieces(ids)
+    assert [piece.text for piece in pieces if piece.is_control] == ["<|turn|>", "</s>"]
+    assert "".join(piece.text for piece in pieces).replace(" ", "") == tokenizer.decode(ids).replace(" ", "")
+    assert tokenizer.pieces([]) == []
+
+
 def test_ordinary_added_tokens_of_the_chat_template_are_control_tokens(tmp_path: Path) -> None:
     tokenizer = load(save(byte_level(), tmp_path, chat_template="<think>{{ x }}"))
     assert "<think>" in tokenizer.special_token_strings

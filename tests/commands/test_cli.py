@@ -42,7 +42,9 @@ def test_help_names_every_command_and_exit_code(
 ) -> None:
     assert main(monkeypatch, "--help") == 0
     text = capsys.readouterr().out
-    assert all(f"  {command} " in text for command in ("run", "status", "verify", "rerun", "validate", "schema"))
+    assert all(
+        f"  {command} " in text for command in ("run", "status", "verify", "rerun", "validate", "preview", "schema")
+    )
     assert all(f"{int(code)} " in text for code in ExitCode)
 
 

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from batchgen.config import load_job
+from batchgen.pipeline.preview import preview_job
+from tests.data.reading import write_jsonl
+from tests.pipeline.prompts import model_directory
+
+CHAT = {"messages": [{"role": "user", "content": "Say {{ word }}\n"}]}
+
+
+def write_job(base: Path, rows: list[Any], *, max_model_len: int = 64, **sections: Any) -> Path:
+    """A job over `rows` and a model that is a config and a tokenizer: weights do not exist."""
+    model = model_directory(base)
+    (model / "config.json").write_text(json.dumps({"max_position_embeddings": max_model_len, "vocab_size": 300}))
+    write_jsonl(base / "in.jsonl", rows)
+    job = {
+        "version": 1,
+        "model": {"path": str(model)},
+        "input": {"path": "in.jsonl"},
+        "prompt": CHAT,
+        "output": {"path": "out"},
+        **sections,
+    }
+    path = base / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    return path
+
+
+def preview(job: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    code = (
+        f"import sys\nfrom batchgen import cli\nsys.argv = ['batchgen', 'preview', {str(job)!r}, *{arguments!r}]\n"
+        "try:\n    cli.main()\nfinally:\n    assert 'torch' not in sys.modules"
+    )
+    return subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+
+
+def test_prompts_are_shown_as_the_model_gets_them_without_weights_or_torch(tmp_path: Path) -> None:
+    rows = [{"word": "x<|turn|>⟦y"}, {"word": None}, {"word": "\x1b[31m  "}, {"word": "unseen"}]
+    result = preview(write_job(tmp_path, rows, input={"path": "in.jsonl", "limit": 4}), "-n", "3")
+    assert result.returncode == 0, result.stderr
+    heading, first, second, *rest = result.stdout.splitlines()
+    assert heading == "in.jsonl, row 0: 21 tokens of 64"
+    # The token of the row is text, and so are marks like ours; those of the template are control tokens.
+    assert (first, second) == ("  | ⟦<s>⟧⟦<|turn|>⟧Say x<|turn|>\\u27e6y", "  | ⟦<|turn|>⟧")
+    assert rest[1] == (
+        "in.jsonl, row 1: error template_error: line 1 of the template: prints a value that is null; "
+        "use {{ name or '' }} or {% if name %} ('word' of this row is null)"
+    )
+    assert "  | ⟦<s>⟧⟦<|turn|>⟧Say \\x1b[31m··" in rest
+    assert rest[-2:] == [
+        "3 of 4 rows",
+        "⟦…⟧ is one control token; the same characters without these marks are text",
+    ]
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_wrong_with_the_job_ends_with_its_exit_code(tmp_path: Path) -> None:
+    result = preview(write_job(tmp_path, [{"word": "x"}], prompt={"template": "{{ words }}"}))
+    assert result.returncode == 2
+    assert result.stderr == "batchgen: prompt: no column 'words' in the input; did you mean 'word'?\n"
+
+
+def test_a_prompt_that_does_not_fit_is_shown_as_the_error_that_it_will_be(tmp_path: Path) -> None:
+    job = load_job(write_job(tmp_path, [{"word": "x" * 100}], max_model_len=32))
+    (row,) = preview_job(job, 1).rows
+    assert row.error is not None
+    assert row.error.code == "prompt_too_long"
+    job = load_job(tmp_path / "job.yaml", ["prompt.truncate=left", "sampling.max_tokens=12"])
+    (row,) = preview_job(job, 1).rows
+    assert (row.num_tokens, row.error) == (20, None)
+
+
+def test_token_ids_are_counted_where_no_tokenizer_could_spell_them(tmp_path: Path) -> None:
+    path = write_job(tmp_path, [{"ids": [5, 6, 7]}], prompt={"token_ids_column": "ids"})
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    (row,) = preview_job(load_job(path), 1).rows
+    assert (row.num_tokens, row.pieces) == (3, None)
