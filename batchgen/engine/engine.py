@@ -190,8 +190,7 @@ class Engine:
                     completion.prompt_index = positions.pop(completion.prompt_index)
                     yield completion
         finally:
-            for index in positions:
-                self.abort(index)
+            self.abort(*positions)
 
     def add(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
         """Queue one prompt and return its index, which counts the prompts of this engine from 0.
@@ -231,13 +230,17 @@ class Engine:
         if not completions and not batch.chunks and self._scheduler.has_unfinished:
             raise EngineStalled(self._scheduler.describe_waiting())
 
-    def abort(self, prompt_index: int) -> None:
-        """Drop a prompt, in whatever state; unknown and finished ones are ignored."""
-        self._inboxes.pop(prompt_index, None)
-        self._refused = [completion for completion in self._refused if completion.prompt_index != prompt_index]
-        group = self._groups.pop(prompt_index, None)
-        if group is not None:
-            self._scheduler.abort(group)
+    def abort(self, *prompt_indexes: int) -> None:
+        """Drop prompts, in whatever state; unknown and finished ones are ignored."""
+        doomed = set(prompt_indexes)
+        self._refused = [completion for completion in self._refused if completion.prompt_index not in doomed]
+        groups: list[SequenceGroup] = []
+        for index in doomed:
+            self._inboxes.pop(index, None)
+            group = self._groups.pop(index, None)
+            if group is not None:
+                groups.append(group)
+        self._scheduler.abort(groups)
 
     def partials(self) -> Iterator[tuple[int, list[PartialSample]]]:
         """The tokens so far of every prompt that has generated some and is not finished; beams begin anew."""
@@ -258,8 +261,7 @@ class Engine:
 
     def close(self) -> None:
         """Drop everything in flight and give the blocks back."""
-        for index in [*self._groups, *(completion.prompt_index for completion in self._refused)]:
-            self.abort(index)
+        self.abort(*self._groups, *(completion.prompt_index for completion in self._refused))
         self._ready.clear()
 
     def _run(self, batch: Batch) -> None:

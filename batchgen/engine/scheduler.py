@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -77,13 +77,15 @@ class Scheduler:
         else:
             self._waiting.add(group)
 
-    def abort(self, group: SequenceGroup) -> None:
-        """Drop a group between steps, whatever its state; its blocks are free again."""
-        for sequence in group.sequences:
-            self._leave(sequence)
+    def abort(self, groups: Collection[SequenceGroup]) -> None:
+        """Drop groups between steps, whatever their state, in one pass; their blocks are free again."""
+        for group in groups:
+            for sequence in group.sequences:
+                self._leave(sequence)
         self._forget_finished()
-        self._waiting.discard(group)
-        self._finished = [finished for finished in self._finished if finished is not group]
+        self._waiting.discard(groups)
+        doomed = set(groups)
+        self._finished = [group for group in self._finished if group not in doomed]
 
     def schedule(self) -> Batch:
         """Plan the next step; empty when nothing can run (see `take_finished` for groups that failed instead)."""
@@ -126,7 +128,7 @@ class Scheduler:
         """End a sequence with an error, and what cannot be without it: its unborn siblings, the beams of its search."""
         group = sequence.group
         if group.search is not None or group.has_unborn:
-            self._waiting.discard(group)
+            self._waiting.discard([group])
             self._fail_group(group, error)
         else:
             self._fail_sample(sequence, error)

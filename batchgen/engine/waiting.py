@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from batchgen.engine.admission import admission_order
 from batchgen.engine.sequence import Sequence, SequenceGroup, Status
@@ -55,11 +55,12 @@ class WaitingQueue:
         """Take out what `peek` showed."""
         return self._preempted.pop(0) if self._preempted else self._ordered.popleft()
 
-    def discard(self, group: SequenceGroup) -> None:
-        """Forget all sequences of a group."""
-        self._window = [waiting for waiting in self._window if waiting is not group]
-        self._ordered = deque(sequence for sequence in self._ordered if sequence.group is not group)
-        self._preempted = [sequence for sequence in self._preempted if sequence.group is not group]
+    def discard(self, groups: Collection[SequenceGroup]) -> None:
+        """Forget all sequences of these groups, in one pass however many there are."""
+        doomed = set(groups)
+        self._window = [group for group in self._window if group not in doomed]
+        self._ordered = deque(sequence for sequence in self._ordered if sequence.group not in doomed)
+        self._preempted = [sequence for sequence in self._preempted if sequence.group not in doomed]
 
     def remove(self, sequence: Sequence) -> None:
         """Forget one sequence that was put back, if it is here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,6 +10,7 @@ import torch
 from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from batchgen.engine.batch import Batch
 from batchgen.engine.engine import Engine
 from batchgen.engine.miniature import random_model
 from batchgen.records import Completion, Prompt
@@ -75,3 +77,16 @@ def run(engine: Engine, prompts: list[Prompt], params: list[SamplingParams]) -> 
         engine.check_integrity()
     assert engine.metrics.num_blocks_held == 0
     return [done[index] for index in indexes]
+
+
+def preempt_every(engine: Engine, num_steps: int) -> None:
+    """Before each `num_steps`-th step of this engine, the youngest sequence loses its blocks and must be recomputed."""
+    scheduler = engine._scheduler
+    schedule, steps = scheduler.schedule, count(1)
+
+    def preempting() -> Batch:
+        if next(steps) % num_steps == 0 and scheduler.running:
+            scheduler._preempt_youngest()
+        return schedule()
+
+    scheduler.schedule = preempting  # type: ignore[method-assign]

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pytest
 
 from batchgen.engine.sequence import SequenceGroup, Status
+from batchgen.engine.waiting import WaitingQueue
 from batchgen.records import PartialSample, Prompt
 from batchgen.sampling_params import SamplingParams
 from tests.engine.fakes import Fake, expected_ids, make_fake, prompt_ids, steps
@@ -124,6 +125,28 @@ def test_close_drops_everything_and_the_engine_can_go_on() -> None:
     assert fake.engine.num_unfinished == 0
     (completion,) = fake.engine.generate([prompt_ids(7, 3)], params(6))
     assert completion.samples[0].token_ids == expected_ids(prompt_ids(7, 3), params(6), 0)
+
+
+def test_closing_goes_over_the_queue_once_however_much_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = []
+    discard = WaitingQueue.discard
+
+    def counted(queue: WaitingQueue, groups: Collection[SequenceGroup]) -> None:
+        passes.append(len(groups))
+        discard(queue, groups)
+
+    monkeypatch.setattr(WaitingQueue, "discard", counted)
+    fake = make_fake()
+    completions = fake.engine.generate([prompt_ids(5, row) for row in range(2000)], params(4))
+    next(completions)
+    completions.close()
+    fake.assert_all_free()
+    assert len(passes) == 1
+    for row in range(50):
+        add(fake, row, 5, 4)
+    fake.engine.close()
+    fake.assert_all_free()
+    assert passes[1:] == [50]
 
 
 def test_an_abort_of_a_resumed_prompt_frees_its_samples_too() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from batchgen.engine.engine import Engine
+from batchgen.records import Sample
 from batchgen.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.slow
@@ -62,3 +64,29 @@ def test_bfloat16_strays_from_the_float32_argmax_at_near_ties_only(smollm2: Path
         gaps += (logprobs.amax(-1) - chosen).tolist()
     assert sum(gaps) / len(gaps) <= MEAN_GAP
     assert max(gaps) <= MAX_GAP
+
+
+def rows_of(directory: Path, dtype: str, **options: Any) -> list[list[Sample]]:
+    """By row: the samples of 12 rows with all kinds of sampling, from one engine with these options."""
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.8, "n": 2},
+        {"temperature": 0, "repetition_penalty": 1.2, "min_tokens": 6},
+        {"top_p": 0.9, "logprobs": 3},
+    ]
+    prompts, _ = workload(12)
+    params = [SamplingParams(max_tokens=5 + row % 7, seed=1, **kinds[row % 3]) for row in range(12)]
+    engine = Engine(str(directory), dtype=dtype, device="cpu", kv_cache_memory="128MiB", **options)
+    completions = engine.generate((prompt[: 30 + 9 * row] for row, prompt in enumerate(prompts)), params)
+    samples = {completion.prompt_index: completion.samples for completion in completions}
+    return [samples[row] for row in range(12)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_are_the_same_bytes_however_many_run_at_once(smollm2: Path, dtype: str) -> None:
+    whole = rows_of(smollm2, dtype, max_sequences=8)
+    for options in (
+        {"max_sequences": 5},
+        {"max_sequences": 1, "prefix_caching": False},
+        {"max_sequences": 5, "max_batch_tokens": 16, "threads": 2},
+    ):
+        assert rows_of(smollm2, dtype, **options) == whole, options

@@ -15,7 +15,7 @@ from batchgen.engine import aligned, linear, ops
 from batchgen.engine.engine import Engine
 from batchgen.records import Prompt, Sample
 from batchgen.sampling_params import SamplingParams
-from tests.engine.models import KINDS, Kind, random_ids, run, save_model
+from tests.engine.models import KINDS, Kind, preempt_every, random_ids, run, save_model
 
 NUM_ROWS = 16
 needs_kernels = pytest.mark.skipif(not cpu.is_available(), reason="bf16 products need the C++ kernels")
@@ -157,10 +157,14 @@ def test_a_row_is_the_same_among_any_number_of_neighbours(
 ) -> None:
     # cases.md 40
     whole = reference(expected, directories["plain"], "plain", dtype)
-    for count in (2, 3, 5, 7, 11):
-        chosen = random.Random(count).sample(rows(), count)
+    brief = SamplingParams(max_tokens=9, seed=1)
+    strangers = [
+        Row(Prompt(token_ids=random_ids(1 + row * 29 % 90, salt=row), row=row), brief) for row in range(NUM_ROWS, 64)
+    ]
+    for count in (2, 3, 5, 7, 11, 16, 33, 64):
+        chosen = random.Random(count).sample([*rows(), *strangers[: max(0, count - NUM_ROWS)]], count)
         found = results(directories["plain"], chosen, dtype, threads=1 + count % 2)
-        assert found == {row: whole[row] for row in found}
+        assert {row: found[row] for row in found if row in whole} == {row: whole[row] for row in found if row in whole}
 
 
 @pytest.mark.parametrize("kind", ["plain", "windowed"])
@@ -183,6 +187,28 @@ def test_a_pool_that_preempts_often_changes_nothing(
     assert engine.metrics.num_preemptions > 8
     whole = reference(expected, directories[kind], kind, dtype)
     assert [done[index] for index in indexes] == [whole[row.prompt.row or 0] for row in chosen]
+
+
+@pytest.mark.parametrize(
+    ("kind", "variation"),
+    [
+        ("plain", "together"),
+        pytest.param("plain", "in chunks of 64", marks=pytest.mark.slow),
+        pytest.param("plain", "without shared prefixes", marks=pytest.mark.slow),
+        pytest.param("windowed", "with two threads in chunks of 64", marks=pytest.mark.slow),
+        pytest.param("experts", "together", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_preemption_at_every_third_step_changes_nothing(
+    directories: dict[str, Path], expected: dict[tuple[str, str], Results], dtype: str, kind: Kind, variation: str
+) -> None:
+    engine = Engine(str(directories[kind]), **engine_options(dtype, **VARIATIONS[variation]))
+    preempt_every(engine, 3)
+    completions = run(engine, [row.prompt for row in rows()], [row.params for row in rows()])
+    assert engine.metrics.num_preemptions >= engine.metrics.num_steps // 3
+    whole = reference(expected, directories[kind], kind, dtype)
+    assert {row: completion.samples for row, completion in enumerate(completions)} == whole
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
