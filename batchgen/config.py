@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, Field, ValidationError
 from pydantic.json_schema import SkipJsonSchema
 
+from batchgen.config_examples import read_examples
 from batchgen.config_problems import explain
 from batchgen.config_prompt import FewShotConfig, Message, PromptConfig
 from batchgen.config_sections import (
@@ -144,6 +145,7 @@ def load_job(
     for override in overrides:
         data = _override(data, document, override)
     data = _substitute_output(data, document, environ, today or datetime.date.today())
+    data = _with_examples(data, document, path.parent)
     problems = document.problems
     job = None
     try:
@@ -220,6 +222,28 @@ def _with(data: dict[str, Any], path: KeyPath, value: Any, document: YamlDocumen
         document.problems.append(Problem(_OVERRIDE.key, what))
         return data
     return {**data, head: _with(inner or {}, rest, value, document)}
+
+
+def _with_examples(data: dict[str, Any], document: YamlDocument, base_dir: Path) -> dict[str, Any]:
+    """`data` with the examples of `prompt.few_shot.path` in the place of the path: what they say is the job's own."""
+    prompt = data.get("prompt")
+    if not isinstance(prompt, dict) or not isinstance(shots := prompt.get("few_shot"), dict):
+        return data
+    if not isinstance(name := shots.get("path"), str) or "examples" in shots:
+        return data
+    limit = shots.get("limit")
+    kept = {key: value for key, value in shots.items() if key not in ("path", "limit")}
+    try:
+        kept["examples"] = read_examples(
+            base_dir / Path(name).expanduser(), limit if isinstance(limit, int) and limit > 0 else None
+        )
+    except ValueError as error:
+        key = ("prompt", "few_shot", "path")
+        document.problems.append(Problem(document.places.get(key, _OVERRIDE).value, f"{key_name(key)}: {error}"))
+        kept["examples"] = [{}]
+    if limit is not None and (not isinstance(limit, int) or limit < 1):
+        kept["limit"] = limit
+    return {**data, "prompt": {**prompt, "few_shot": kept}}
 
 
 def _substitute_output(

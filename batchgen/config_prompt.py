@@ -30,21 +30,46 @@ class Message(BaseModel):
 class FewShotConfig(BaseModel):
     """Examples before the prompt of each row: the same template or messages over other values, with their answers."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", json_schema_extra={"oneOf": [{"required": ["examples"]}, {"required": ["path"]}]}
+    )
 
     examples: Annotated[
-        list[dict[str, Any]],
+        list[dict[str, Any]] | None,
         Field(
             min_length=1,
             description="One mapping of column to value for each example.",
             examples=[[{"question": "2 + 2?", "answer": "4"}]],
         ),
-    ]
+    ] = None
+    # Left out of what is stored: `load_job` puts the examples of the file in their place.
+    path: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            exclude=True,
+            description="File of examples instead: JSON lines, or a list in JSON or YAML; relative to the job file.",
+            examples=["shots.jsonl"],
+        ),
+    ] = None
+    limit: Annotated[
+        int | None, Field(ge=1, exclude=True, description="Take only the first examples of the file; null: all.")
+    ] = None
     answer: Annotated[
         Template,
         Field(description="Jinja template of an example's answer, over its values.", examples=["{{ answer }}"]),
     ]
     separator: Annotated[str, Field(description="Text after each example; not used with messages.")] = "\n\n"
+
+    @model_validator(mode="after")
+    def _check(self) -> FewShotConfig:
+        if self.path is not None and self.examples is None:
+            raise ValueError("path is read with the job file; a job made in Python gives examples")
+        if self.examples is None or self.path is not None:
+            raise ValueError("give exactly one of examples and path")
+        if self.limit is not None:
+            raise ValueError("limit goes with path; remove it")
+        return self
 
 
 class PromptConfig(BaseModel):

@@ -6,7 +6,7 @@ import difflib
 import json
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic.config import JsonDict
 
 from batchgen.config_values import (
@@ -80,6 +80,13 @@ class InputConfig(Section):
         list[str] | None,
         Field(description="Source columns that are written beside the completions; null: all.", examples=[["id"]]),
     ] = None
+    id_column: Annotated[
+        str | None,
+        Field(min_length=1, description="Column that names a row; it is always written. null: none.", examples=["id"]),
+    ] = None
+    unique_ids: Annotated[
+        bool, Field(description="Refuse an input in which `id_column` is null or has one value twice.")
+    ] = False
     schema_: Annotated[
         dict[str, str] | None,
         Field(
@@ -118,6 +125,12 @@ class InputConfig(Section):
         int | None,
         Field(ge=0, description="Answer the first rows only; null: all.", json_schema_extra=_ROWS),
     ] = None
+
+    @model_validator(mode="after")
+    def _check_ids(self) -> InputConfig:
+        if self.unique_ids and self.id_column is None:
+            raise ValueError("unique_ids needs id_column: name the column that holds the ids")
+        return self
 
     @field_validator("schema_")
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from batchgen.data.input_rows import (
 )
 from batchgen.data.inputs import list_inputs
 from batchgen.data.names import near_names
+from batchgen.data.row_ids import RowId, refuse_repeated_ids
 from batchgen.data.selection import RowFilter, select, selection_of
 from batchgen.errors import InputError
 from batchgen.records import RowError, RowRange
@@ -60,7 +62,21 @@ def scan_inputs(files: Sequence[InputFile], config: InputConfig, known: InputSca
     source_schema = _source_schema(scanned, config)
     schema, left_out = _carried(source_schema, config)
     scan = InputScan(scanned, source_schema, schema, left_out, selection)
-    return scan if selection is None or known is not None else _selected(scan, config)
+    if selection is not None and known is None:
+        scan = _selected(scan, config)
+    if config.unique_ids and scanned != (known.files if known else None):
+        refuse_repeated_ids(str(config.id_column), partial(_row_ids, scan, config))
+    return scan
+
+
+def _row_ids(scan: InputScan, config: InputConfig) -> Iterator[RowId]:
+    """The ids of all rows that can be read."""
+    column = str(config.id_column)
+    with closing(PromptReader(scan, config, [column])) as reader:
+        for rows, file in zip(scan.ranges, scan.files, strict=True):
+            for row in reader.read(rows):
+                if row.error is None:
+                    yield RowId(file.path, row.row, row.values[column])
 
 
 def _is_reusable(known: InputScan, files: Sequence[InputFile], selection: str | None) -> bool:
@@ -107,7 +123,7 @@ def _source_schema(files: Sequence[ScannedFile], config: InputConfig) -> pa.Sche
     by_format = [reader.columns_of([file for file in files if file.format == name]) for name, reader in FORMATS.items()]
     fields = {field.name: field.with_type(concrete(field.type)) for field in unify(by_format)}
     # Without a single readable row nothing is known about columns, and nothing can be missing.
-    asked = [*(config.columns or []), *(config.schema_ or {})]
+    asked = [*_asked_columns(config), *(config.schema_ or {})]
     for name in asked:
         if name not in fields:
             if fields and any(file.num_rows > file.num_bad_rows for file in files):
@@ -118,9 +134,14 @@ def _source_schema(files: Sequence[ScannedFile], config: InputConfig) -> pa.Sche
     return pa.schema(list(fields.values()))
 
 
+def _asked_columns(config: InputConfig) -> list[str]:
+    ids = [] if config.id_column is None else [config.id_column]
+    return [*ids, *(config.columns or [])]
+
+
 def _carried(source_schema: pa.Schema, config: InputConfig) -> tuple[pa.Schema, tuple[str, ...]]:
     wanted = config.columns
-    names = source_schema.names if wanted is None else list(dict.fromkeys(wanted))
+    names = source_schema.names if wanted is None else list(dict.fromkeys(_asked_columns(config)))
     fields = [source_schema.field(name) for name in names]
     writable = [field for field in fields if _is_writable(field)]
     left_out = tuple(field.name for field in fields if field not in writable)

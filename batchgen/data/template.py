@@ -77,6 +77,7 @@ class PromptTemplate:
         """Examples are the job's own text, the same for every row: rendered once, and free to hold control tokens."""
         shots = self._config.few_shot
         assert shots is not None
+        assert shots.examples is not None
         answer = RowTemplate(self._environment, shots.answer, "prompt.few_shot.answer")
         for index, example in enumerate(shots.examples):
             try:
