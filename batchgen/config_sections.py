@@ -197,6 +197,13 @@ class OutputConfig(Section):
         4096
     )
     token_ids: Annotated[bool, Field(description="Write the generated token ids too.")] = False
+    parse: Annotated[
+        Literal["columns", "struct", "text"],
+        Field(
+            description="With a JSON Schema in sampling.response_format, beside the text: columns: one for each "
+            "property; struct: one column, parsed; text: none."
+        ),
+    ] = "columns"
     prefix: Annotated[
         str | None,
         Field(

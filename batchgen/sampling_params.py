@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from batchgen.response_format import ResponseFormat
+
 MAX_SEED = 2**63 - 1
 
 TokenId = Annotated[int, Field(ge=0)]
@@ -106,6 +108,16 @@ class SamplingParams(BaseModel):
         Field(ge=0, le=MAX_SEED, description="Seed of the random numbers; null: drawn once, shown and stored."),
     ] = None
     beam: Annotated[BeamParams | None, Field(description="Beam search in place of sampling.")] = None
+    response_format: Annotated[
+        ResponseFormat | None, Field(description="What the text of every sample must be; docs/structured.md.")
+    ] = None
+    on_incomplete: Annotated[
+        Literal["error", "retry"],
+        Field(
+            description="With response_format, when max_tokens cuts a sample: error: its row is an error; retry: it "
+            "goes on, up to twice max_tokens."
+        ),
+    ] = "error"
 
     @model_validator(mode="after")
     def _check(self) -> SamplingParams:
@@ -117,7 +129,24 @@ class SamplingParams(BaseModel):
             raise ValueError("stop and bad_words must not hold an empty string")
         if self.beam is not None:
             self._check_beam()
+        if self.response_format is not None:
+            self._check_response_format()
+        elif self.on_incomplete != "error":
+            raise ValueError("on_incomplete goes with response_format; leave it out")
         return self
+
+    def _check_response_format(self) -> None:
+        if self.beam is not None:
+            raise ValueError("response_format does not go with beam: beams are compared over all tokens; use n")
+        for name in ("stop", "stop_token_ids", "min_tokens", "ignore_eos", "include_stop", "bad_words"):
+            if getattr(self, name):
+                raise ValueError(
+                    f"{name} does not go with response_format, which says where a sample ends; leave it out"
+                )
+        if self.max_tokens == 0:
+            raise ValueError(
+                "max_tokens is 0, which generates nothing; leave response_format out to score prompts alone"
+            )
 
     def _check_beam(self) -> None:
         for name, neutral in (("n", 1), ("best_of", None), ("top_k", None), ("top_p", 1.0), ("min_p", 0.0)):

@@ -79,6 +79,11 @@ class Tokenizer:
         """Tokens of the tokenizer, added ones included; the model's embedding may have more rows."""
         return len(self._fast)
 
+    def to_json(self) -> str:
+        """All of it as one tokenizer.json, added tokens included."""
+        text: str = self._backend.to_str()
+        return text
+
     @property
     def bos_token(self) -> str | None:
         """Spelling of the token that begins a text."""

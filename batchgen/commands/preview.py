@@ -35,6 +35,9 @@ def preview_lines(preview: Preview) -> Iterator[str]:
             yield from (f"  | {line}" for line in _visible(row.pieces))
         yield ""
     yield f"{num_shown:,} of {preview.num_rows:,} rows"
+    if preview.typed:
+        yield "columns of the schema in sampling.response_format:"
+        yield from (f"  {printable(name)}: {kind}" for name, kind in preview.typed)
     if has_control:
         yield f"{OPEN}…{CLOSE} is one control token; the same characters without these marks are text"
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from batchgen.config import OutputConfig
 from batchgen.data.rows import KeptColumns
+from batchgen.data.typed_columns import TypedColumn, typed_columns
 from batchgen.errors import JobError
 from batchgen.sampling_params import SamplingParams
 
@@ -40,6 +41,8 @@ class OutputLayout(NamedTuple):
     samples: Literal["list", "explode"]
     kept: KeptColumns = KeptColumns()
     prefix: str = ""
+    typed: tuple[TypedColumn, ...] = ()
+    """Columns that are filled from the values of the texts."""
 
     @property
     def exploded(self) -> bool:
@@ -58,8 +61,16 @@ class OutputLayout(NamedTuple):
 def output_layout(source_schema: pa.Schema, output: OutputConfig, sampling: SamplingParams) -> OutputLayout:
     """Lay out the columns of a job's output; JobError where a source column has one of our names."""
     kept = KeptColumns(output.token_ids, sampling.logprobs is not None, sampling.prompt_logprobs is not None)
-    layout = OutputLayout(_without_null_types(source_schema), output.samples, kept, output.prefix or "")
-    taken = sorted({field.name for field in _own_fields(layout)} & set(source_schema.names))
+    typed = typed_columns(sampling.response_format, output.parse)
+    layout = OutputLayout(_without_null_types(source_schema), output.samples, kept, output.prefix or "", typed)
+    ours = [field.name for field in _own_fields(layout)]
+    twice = sorted({name for name in ours if ours.count(name) > 1})
+    if twice:
+        raise JobError(
+            f"the schema of sampling.response_format has the property {', '.join(twice)}, which is the name of another "
+            "column of the output; set output.parse: struct, or name the property otherwise"
+        )
+    taken = sorted(set(ours) & set(source_schema.names))
     if taken:
         raise JobError(
             f"the input already has the column{'s' if len(taken) > 1 else ''} {', '.join(taken)}; set output.prefix "
@@ -88,9 +99,15 @@ def struct_type(layout: OutputLayout) -> pa.StructType:
     )
 
 
+def typed_fields(layout: OutputLayout) -> list[pa.Field[pa.DataType]]:
+    """The columns that are filled from the values of the texts."""
+    return [pa.field(layout.prefix + column.name, _per_sample(layout, column.type)) for column in layout.typed]
+
+
 def _own_fields(layout: OutputLayout) -> list[pa.Field[pa.DataType]]:
     fields = [
         pa.field(layout.completion_name, _per_sample(layout, pa.string())),
+        *typed_fields(layout),
         pa.field(layout.struct_name, struct_type(layout)),
     ]
     if layout.kept.token_ids:
@@ -132,6 +149,8 @@ def huggingface_features(schema: pa.Schema) -> dict[str, Any] | None:
 
 
 def _feature(kind: pa.DataType) -> Any:
+    if pa.types.is_dictionary(kind):
+        return _feature(kind.value_type)
     if pa.types.is_struct(kind):
         inner = {field.name: _feature(field.type) for field in kind}
         return None if None in inner.values() else inner

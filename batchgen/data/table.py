@@ -10,8 +10,12 @@ import pyarrow as pa
 
 from batchgen.data.rows import FinishedRow, FinishedSample
 from batchgen.data.schema import SAMPLE_FIELDS, OutputLayout
+from batchgen.data.typed_columns import TypedColumn, value_of
 
-Cells = dict[str, Any]
+Cells = dict[Any, Any]
+"""Contents of our columns by name, those of typed columns by (_TYPED, name)."""
+
+_TYPED = "typed"
 
 
 def output_tables(
@@ -29,7 +33,7 @@ def output_tables(
     for piece in source if len(layout.source_schema) else _rows_without_columns(finished):
         rows = list(islice(rest, len(piece)))
         assert len(rows) == len(piece), "fewer finished rows than source rows"
-        for part, part_rows in _split(piece, rows, max_bytes):
+        for part, part_rows in _split(piece, rows, max_bytes, bool(layout.typed)):
             yield output_table(part, part_rows, layout, schema)
     assert next(rest, None) is None, "more finished rows than source rows"
 
@@ -40,23 +44,26 @@ def _rows_without_columns(finished: Sequence[FinishedRow]) -> Iterator[pa.Table]
 
 
 def _split(
-    source: pa.Table, rows: Sequence[FinishedRow], max_bytes: int
+    source: pa.Table, rows: Sequence[FinishedRow], max_bytes: int, is_typed: bool
 ) -> Iterator[tuple[pa.Table, Sequence[FinishedRow]]]:
     """Halves, until each is small enough or a single row."""
     if not rows:
         return
-    if len(rows) == 1 or estimated_bytes(source, rows) <= max_bytes:
+    if len(rows) == 1 or estimated_bytes(source, rows, is_typed) <= max_bytes:
         yield source, rows
         return
     middle = len(rows) // 2
-    yield from _split(source.slice(0, middle), rows[:middle], max_bytes)
-    yield from _split(source.slice(middle), rows[middle:], max_bytes)
+    yield from _split(source.slice(0, middle), rows[:middle], max_bytes, is_typed)
+    yield from _split(source.slice(middle), rows[middle:], max_bytes, is_typed)
 
 
-def estimated_bytes(source: pa.Table, rows: Sequence[FinishedRow]) -> int:
-    """An upper estimate of what the joined rows take, source values repeated for every sample included."""
+def estimated_bytes(source: pa.Table, rows: Sequence[FinishedRow], is_typed: bool = False) -> int:
+    """An upper estimate of what the joined rows take, source values repeated for every sample included.
+
+    Typed columns hold much the same as the text: eight bytes for a number of one digit at worst.
+    """
     copies = max(max(1, len(row.samples)) for row in rows)
-    samples = sum(_own_bytes(sample) for row in rows for sample in row.samples)
+    samples = sum(_own_bytes(sample) for row in rows for sample in row.samples) * (5 if is_typed else 1)
     prompts = sum(_position_bytes(row.prompt_logprobs or ()) * max(1, len(row.samples)) for row in rows)
     return source.nbytes * copies + samples + prompts + 64 * len(rows)
 
@@ -74,17 +81,18 @@ def _position_bytes(positions: Iterable[Sequence[Any] | None]) -> int:
 def output_table(source: pa.Table, rows: Sequence[FinishedRow], layout: OutputLayout, schema: pa.Schema) -> pa.Table:
     """One table of these rows, in their order; where samples are exploded, source values are repeated."""
     if layout.exploded:
-        cells = [cell for row in rows for cell in _exploded_cells(row)]
+        cells = [cell for row in rows for cell in _exploded_cells(row, layout.typed)]
         repeats = [index for index, row in enumerate(rows) for _ in range(max(1, len(row.samples)))]
         source = source.take(pa.array(repeats, pa.int64()))
     else:
-        cells = [_listed_cells(row) for row in rows]
+        cells = [_listed_cells(row, layout.typed) for row in rows]
     cell_names = {
         layout.completion_name: "completion",
         layout.struct_name: "batchgen",
         layout.prefix + "token_ids": "token_ids",
         layout.prefix + "logprobs": "logprobs",
         layout.prefix + "prompt_logprobs": "prompt_logprobs",
+        **{layout.prefix + column.name: (_TYPED, column.name) for column in layout.typed},
     }
     source_names = set(source.column_names)
     columns = [
@@ -114,8 +122,9 @@ def _row_fields(row: FinishedRow, sample: int | None) -> Cells:
     }
 
 
-def _listed_cells(row: FinishedRow) -> Cells:
+def _listed_cells(row: FinishedRow, typed: Sequence[TypedColumn]) -> Cells:
     samples = row.samples
+    values = [_value(sample) for sample in samples] if typed else []
     # Without samples the lists are null, not empty: there is no answer, rather than an answer of length 0.
     per_sample = {name: [getattr(each, name) for each in samples] if samples else None for name, _ in SAMPLE_FIELDS}
     return {
@@ -124,16 +133,25 @@ def _listed_cells(row: FinishedRow) -> Cells:
         "logprobs": [_position_cells(sample.logprobs) for sample in samples] if samples else None,
         "prompt_logprobs": _position_cells(row.prompt_logprobs),
         "batchgen": _row_fields(row, None) | per_sample,
+        **{(_TYPED, each.name): [each.of(value) for value in values] if samples else None for each in typed},
     }
 
 
-def _exploded_cells(row: FinishedRow) -> list[Cells]:
+def _value(sample: FinishedSample) -> Any:
+    """What the text of a whole sample stands for; None where there is no such text."""
+    return value_of(sample.text) if sample.text is not None and sample.finish_reason == "stop" else None
+
+
+def _exploded_cells(row: FinishedRow, typed: Sequence[TypedColumn]) -> list[Cells]:
     if not row.samples:
-        return [_exploded_cell(row, None, None)]
-    return [_exploded_cell(row, index, sample) for index, sample in enumerate(row.samples)]
+        return [_exploded_cell(row, None, None, typed)]
+    return [_exploded_cell(row, index, sample, typed) for index, sample in enumerate(row.samples)]
 
 
-def _exploded_cell(row: FinishedRow, index: int | None, sample: FinishedSample | None) -> Cells:
+def _exploded_cell(
+    row: FinishedRow, index: int | None, sample: FinishedSample | None, typed: Sequence[TypedColumn]
+) -> Cells:
+    value = _value(sample) if typed and sample is not None else None
     per_sample = {name: getattr(sample, name) for name, _ in SAMPLE_FIELDS} if sample is not None else {}
     return {
         "completion": sample and sample.text,
@@ -141,6 +159,7 @@ def _exploded_cell(row: FinishedRow, index: int | None, sample: FinishedSample |
         "logprobs": sample and _position_cells(sample.logprobs),
         "prompt_logprobs": _position_cells(row.prompt_logprobs),
         "batchgen": _row_fields(row, index) | per_sample,
+        **{(_TYPED, each.name): each.of(value) for each in typed},
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from batchgen.engine.beam import FinishedBeam
 from batchgen.engine.logprob_trail import trail_entries
 from batchgen.engine.sequence import Ending, Sequence, SequenceGroup
-from batchgen.records import Completion, Sample, TokenLogprob
+from batchgen.records import Completion, RowError, Sample, TokenLogprob
 from batchgen.tokenizer import Tokenizer
 
 
@@ -22,10 +22,24 @@ def completion_of(group: SequenceGroup, tokenizer: Tokenizer | None) -> Completi
         prompt_index=group.prompt_index,
         prompt_token_ids=group.prompt_token_ids.tolist(),
         samples=samples,
-        error=group.error,
+        error=group.error or _incomplete(group, samples),
         prompt_logprobs=group.prompt_logprobs,
         cached_tokens=group.cached_tokens,
     )
+
+
+def _incomplete(group: SequenceGroup, samples: list[Sample]) -> RowError | None:
+    """The error of a row with a text that was cut before its grammar had its end; the text itself is kept."""
+    if group.grammar is None:
+        return None
+    cut = [(number, sample) for number, sample in enumerate(samples) if sample.finish_reason == "length"]
+    if not cut:
+        return None
+    number, sample = cut[0]
+    code = "incomplete_json" if group.grammar.form.type == "json_schema" else "incomplete_text"
+    which = f"sample {number}" if len(samples) > 1 else "the text"
+    message = f"{which} was cut after {len(sample.token_ids)} tokens, before it was whole; raise sampling.max_tokens"
+    return RowError(code, message)
 
 
 def _best(group: SequenceGroup) -> list[Sequence]:
@@ -35,10 +49,11 @@ def _best(group: SequenceGroup) -> list[Sequence]:
     return sorted(group.sequences, key=_place)[: group.params.n]
 
 
-def _place(sequence: Sequence) -> tuple[bool, float, int]:
-    # A sample that failed has no mean, and comes last.
-    mean = sequence.cumulative_logprob / max(1, sequence.num_generated)
-    return (sequence.ending is None, -mean, sequence.sample)
+def _place(sequence: Sequence) -> tuple[bool, bool, float, int]:
+    # A sample that failed has no mean, and comes last; before it those that are not whole.
+    mean = sequence.cumulative_logprob / max(1, sequence.num_generated - sequence.num_forced)
+    is_cut = sequence.group.grammar is not None and sequence.ending is not None and sequence.ending.is_cut
+    return (sequence.ending is None, is_cut, -mean, sequence.sample)
 
 
 def _logprobs_of(beam: FinishedBeam, group: SequenceGroup) -> list[list[TokenLogprob]] | None:

@@ -13,6 +13,7 @@ import torch
 from batchgen.engine.batch import Batch, LogitsLayout
 from batchgen.engine.completions import completion_of
 from batchgen.engine.loading import EngineOptions, EngineParts, load_parts
+from batchgen.engine.masks import MaskMaker
 from batchgen.engine.metrics import EngineMetrics
 from batchgen.engine.requests import RequestBuilder, RequestRefused
 from batchgen.engine.sequence import Sequence, SequenceGroup
@@ -90,6 +91,7 @@ class Engine:
             eos_token_ids=parts.eos_token_ids,
             default_seed=secrets.randbelow(MAX_SEED),
         )
+        self._masks = MaskMaker(parts.vocab_size)
         self._groups: dict[int, SequenceGroup] = {}
         self._refused: list[Completion] = []
         self._ready: deque[Completion] = deque()
@@ -250,7 +252,7 @@ class Engine:
             begun = [
                 PartialSample(s.sample, s.generated_token_ids, s.cumulative_logprob, s.logprobs)
                 for s in group.sequences
-                if s.num_generated > 0
+                if s.num_generated > s.num_forced
             ]
             if begun:
                 yield index, begun
@@ -263,12 +265,18 @@ class Engine:
         """Drop everything in flight and give the blocks back."""
         self.abort(*self._groups, *(completion.prompt_index for completion in self._refused))
         self._ready.clear()
+        self._masks.close()
 
     def _run(self, batch: Batch) -> None:
         try:
-            logits_RV = self._runner.execute(batch)
+            masks = self._masks.start([sequence for _, sequence in batch.samples])
+            try:
+                logits_RV = self._runner.execute(batch)
+            finally:
+                # Also where the step fails: nobody else may touch a matcher meanwhile.
+                allowed = None if masks is None else masks.result()
             layout = batch.logits_layout()
-            drawn = self._sampler.sample(logits_RV, *_rows_of(batch.samples, layout))
+            drawn = self._sampler.sample(logits_RV, *_rows_of(batch.samples, layout), allowed)
             continuations = self._sampler.continuations(logits_RV, *_rows_of(batch.beams, layout))
             self._score_prompts(batch, logits_RV, layout)
         except (torch.OutOfMemoryError, MemoryError) as error:
@@ -314,6 +322,9 @@ class Engine:
         completion = completion_of(group, self.tokenizer)
         self._metrics.num_prompt_tokens += group.num_prompt_tokens
         self._metrics.num_generated_tokens += sum(len(sample.token_ids) for sample in completion.samples)
+        for sequence in group.sequences:
+            self._metrics.num_forced_tokens += sequence.num_forced
+            sequence.release()
         # Sequences and group refer to each other: parted, they are freed here, not by a late garbage collection.
         group.sequences.clear()
         return completion

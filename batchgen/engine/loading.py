@@ -14,6 +14,7 @@ from batchgen.engine.beam import Continuation
 from batchgen.engine.block_pool import BlockPool
 from batchgen.engine.independent_rows import make_rows_independent
 from batchgen.engine.kv_cache import KVCache, LayerShape
+from batchgen.engine.masks import AllowedTokens
 from batchgen.engine.memory import available_memory, num_blocks_for
 from batchgen.engine.model_loader import LoadedModel, load_model
 from batchgen.engine.model_runner import ModelRunner
@@ -47,8 +48,14 @@ class Runner(Protocol):
 class Drawer(Protocol):
     """What turns logits into tokens: the Sampler, or a fake one."""
 
-    def sample(self, logits_LV: torch.Tensor, rows: list[int], sequences: list[Sequence]) -> list[Draw]:
-        """One draw per sequence, from the logits row beside it."""
+    def sample(
+        self,
+        logits_LV: torch.Tensor,
+        rows: list[int],
+        sequences: list[Sequence],
+        allowed: AllowedTokens | None = None,
+    ) -> list[Draw]:
+        """One draw per sequence, from the logits row beside it and of what is allowed."""
         ...
 
     def continuations(

@@ -18,6 +18,8 @@ class EngineMetrics:
     """Completion tokens of finished rows."""
     num_drawn_tokens: int = 0
     """Completion tokens drawn so far, those of unfinished rows too."""
+    num_forced_tokens: int = 0
+    """Completion tokens of finished rows that a grammar left no choice for."""
     num_running: int = 0
     """Sequences that hold blocks now."""
     num_waiting: int = 0

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from batchgen.engine.beam import BeamSearch
 from batchgen.engine.logprob_trail import trail_of
 from batchgen.engine.sequence import Ending, Sequence, SequenceGroup, Status
 from batchgen.engine.token_bias import TokenEdits
+from batchgen.grammar import Grammar, GrammarError, LLTokenizer, token_trie
 from batchgen.records import PartialSample, Prompt, RowError
+from batchgen.response_format import ResponseFormat
 from batchgen.sampling_params import SamplingParams
 from batchgen.tokenizer import RenderedPrompt, StopStringMatcher, Tokenizer
 
@@ -30,6 +32,7 @@ class Controls(NamedTuple):
     stop_token_ids: frozenset[int]
     stops: StopStringMatcher | None
     edits: TokenEdits
+    grammar: Grammar | None
 
 
 @dataclass(slots=True)
@@ -44,6 +47,10 @@ class RequestBuilder:
     """For params without a seed; drawn once per engine."""
     _latest: tuple[SamplingParams, Controls] | None = None
     """Rows of a job share one object: what it comes to is found out once."""
+    _trie: LLTokenizer | None = None
+    """For grammars; made for the first one."""
+    _grammars: dict[ResponseFormat, Grammar] = field(default_factory=dict)
+    """Each is compiled once, however many parameters name it."""
 
     def build(self, prompt_index: int, prompt: Prompt, params: SamplingParams) -> SequenceGroup:
         """A group with its sequences; raises RequestRefused."""
@@ -51,6 +58,8 @@ class RequestBuilder:
         token_ids = self._token_ids(prompt, params)
         seed = self.default_seed if params.seed is None else params.seed
         room = self.max_model_len - len(token_ids)
+        # A second try with twice the tokens would draw the same ones again up to the cut: the sample goes on instead.
+        tries = 2 if params.on_incomplete == "retry" else 1
         group = SequenceGroup(
             prompt_index=prompt_index,
             prompt_token_ids=token_ids,
@@ -58,10 +67,11 @@ class RequestBuilder:
             source=prompt.source,
             row=prompt_index if prompt.row is None else prompt.row,
             seed=seed,
-            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            max_tokens=room if params.max_tokens is None else min(tries * params.max_tokens, room),
             stop_token_ids=controls.stop_token_ids,
             stops=controls.stops,
             edits=controls.edits,
+            grammar=controls.grammar,
         )
         if params.prompt_logprobs is not None:
             group.prompt_logprobs = [None] * len(token_ids)
@@ -104,7 +114,7 @@ class RequestBuilder:
         # A configuration may name ids that the model has no logits for.
         stop_token_ids = frozenset(each for each in eos if each < self.vocab_size) | frozenset(params.stop_token_ids)
         edits = TokenEdits(params.logit_bias, stop_token_ids, params.min_tokens, self._bad_words(params))
-        return Controls(stop_token_ids, self._stops(params), edits)
+        return Controls(stop_token_ids, self._stops(params), edits, self._grammar(params))
 
     def _check_token_ids(self, name: str, token_ids: Iterable[int]) -> None:
         bad = next((token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size), None)
@@ -118,6 +128,21 @@ class RequestBuilder:
         if self.tokenizer is None:
             raise RequestRefused("no_tokenizer", "sampling.stop needs a tokenizer, and the model has none")
         return StopStringMatcher(self.tokenizer, params.stop)
+
+    def _grammar(self, params: SamplingParams) -> Grammar | None:
+        form = params.response_format
+        if form is None or form in self._grammars:
+            return None if form is None else self._grammars[form]
+        if self.tokenizer is None:
+            raise RequestRefused("no_tokenizer", "sampling.response_format needs a tokenizer, and the model has none")
+        try:
+            if self._trie is None:
+                ends = sorted(each for each in self.eos_token_ids if each < self.vocab_size)
+                self._trie = token_trie(self.tokenizer.to_json(), max(self.vocab_size, self.tokenizer.vocab_size), ends)
+            self._grammars[form] = Grammar(form, self._trie)
+            return self._grammars[form]
+        except GrammarError as error:
+            raise RequestRefused("bad_grammar", str(error)) from error
 
     def _bad_words(self, params: SamplingParams) -> list[tuple[int, ...]]:
         if not params.bad_words:
@@ -137,10 +162,12 @@ class RequestBuilder:
         group.has_unborn = num_sequences > 1 and group.max_tokens > 0 and not begun
         for index in range(num_sequences):
             sequence = group.new_sequence(index)
+            if sequence.ending is not None:
+                group.has_unborn = False  # A grammar leaves no choice at all: every sample is written already.
             if group.has_unborn and index > 0:
                 sequence.status = Status.UNBORN
             if index in begun:
-                self._resume(sequence, begun[index])
+                sequence = self._resumed(sequence, begun[index])
             elif group.max_tokens == 0 and not sequence.is_scored:
                 sequence.ending = Ending("length")
             if sequence.ending is not None:
@@ -155,8 +182,15 @@ class RequestBuilder:
                 group.num_unfinished = 1
 
     @staticmethod
-    def _resume(sequence: Sequence, begun: PartialSample) -> None:
-        for token_id in begun.token_ids:
-            sequence.append(token_id)
+    def _resumed(sequence: Sequence, begun: PartialSample) -> Sequence:
+        """The sequence with the tokens that an earlier run generated."""
+        while sequence.num_generated < len(begun.token_ids) and sequence.ending is None:
+            # What a grammar forces after a token comes by itself.
+            sequence.append(begun.token_ids[sequence.num_generated])
+        if sequence.generated_token_ids[: len(begun.token_ids)] != begun.token_ids:
+            # Another release of the grammar's library forces other tokens: the sample is generated anew.
+            sequence.release()
+            return sequence.group.new_sequence(sequence.sample)
         sequence.cumulative_logprob = begun.cumulative_logprob
         sequence.trail = trail_of(begun.logprobs or ())
+        return sequence

@@ -9,6 +9,7 @@ import torch
 
 from batchgen.engine.batch import Draw
 from batchgen.engine.beam import Continuation
+from batchgen.engine.masks import AllowedTokens
 from batchgen.engine.ops import REFERENCE, Ops
 from batchgen.engine.sample_columns import edit_params, keys_of, sample_params
 from batchgen.engine.sequence import Sequence
@@ -21,13 +22,22 @@ class Sampler:
     def __init__(self, ops: Ops = REFERENCE) -> None:
         self._ops = ops
 
-    def sample(self, logits_LV: torch.Tensor, rows: list[int], sequences: list[Sequence]) -> list[Draw]:
-        """Draw for each sequence from the logits row beside it."""
+    def sample(
+        self,
+        logits_LV: torch.Tensor,
+        rows: list[int],
+        sequences: list[Sequence],
+        allowed: AllowedTokens | None = None,
+    ) -> list[Draw]:
+        """Draw for each sequence from the logits row beside it, and from what grammars allow."""
         if not sequences:
             return []
         logits_RV = _rows(logits_LV, rows)
         device = logits_LV.device
-        result = self._ops.sample(logits_RV, sample_params(sequences, device), keys_of(sequences, device))
+        params, keys = sample_params(sequences, device), keys_of(sequences, device)
+        result = self._ops.sample(logits_RV if allowed is None else _masked(logits_RV, allowed), params, keys)
+        if allowed is not None:
+            result = result._replace(logprobs_R=self._raw_logprobs(logits_RV, result.token_ids_R))
         alternatives = self._alternatives(
             logits_RV, result.token_ids_R[:, None], [sequence.group.params.logprobs for sequence in sequences]
         )
@@ -70,6 +80,10 @@ class Sampler:
         ranked = self._alternatives(logits_RV, ids_R1, [top] * len(token_ids))
         return [row[0] for row in ranked if row is not None]
 
+    def _raw_logprobs(self, logits_RV: torch.Tensor, token_ids_R: torch.Tensor) -> torch.Tensor:
+        """What the tokens have among all, not among those that grammars allow."""
+        return self._ops.token_ranks(logits_RV, token_ids_R[:, None], 0).logprobs_RC[:, 0]
+
     def _alternatives(
         self, logits_RV: torch.Tensor, token_ids_RC: torch.Tensor, tops: list[int | None]
     ) -> list[list[list[TokenLogprob]] | None]:
@@ -96,6 +110,17 @@ class Sampler:
                 for entry in map(TokenLogprob, ids, logprobs, ranks)
             ]
         return result
+
+
+def _masked(logits_RV: torch.Tensor, allowed: AllowedTokens) -> torch.Tensor:
+    """A copy of the logits with -inf for what is not allowed."""
+    banned_CV = allowed.banned_CV.to(logits_RV.device, non_blocking=True)
+    if len(allowed.rows_C) == len(logits_RV):
+        return logits_RV.masked_fill(banned_CV, -torch.inf)
+    rows_C = torch.tensor(allowed.rows_C, device=logits_RV.device)
+    masked_RV = logits_RV.clone()
+    masked_RV[rows_C] = logits_RV[rows_C].masked_fill(banned_CV, -torch.inf)
+    return masked_RV
 
 
 def _rows(x_LV: torch.Tensor, rows: list[int]) -> torch.Tensor:

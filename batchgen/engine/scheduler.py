@@ -113,7 +113,8 @@ class Scheduler:
                 self._finish(sequence)
         for (_, sequence), draw in zip(batch.samples, draws, strict=True):
             if not draw.ok:
-                self._fail_sample(sequence, NO_ALLOWED_TOKEN)
+                broken = None if sequence.constraint is None else sequence.constraint.error
+                self._fail_sample(sequence, broken or NO_ALLOWED_TOKEN)
                 continue
             sequence.note(draw.logprob, draw.alternatives)
             if sequence.append(draw.token_id):
@@ -195,7 +196,7 @@ class Scheduler:
     # ---- running sequences
 
     def _schedule_generating(self, batch: Batch) -> list[Sequence]:
-        """One token for every sequence that generates; returns those that still read their prompt."""
+        """One token for every sequence that generates; returns those that have more to read, prompts or forced runs."""
         chunked: list[Sequence] = []
         # A copy, since samples are born and victims leave on the way; victims are younger than all scheduled before.
         for sequence in self.running[:]:
@@ -204,21 +205,24 @@ class Scheduler:
             if sequence.group.search is not None and sequence.num_generated > 0:
                 if sequence is sequence.group.sequences[0]:
                     self._schedule_beams(batch, sequence.group)
+            elif not self._reserve_slots(batch, sequence):
+                continue
             elif len(sequence.token_ids) - sequence.num_computed_tokens > 1:
                 chunked.append(sequence)
-            elif self._reserve_slot(batch, sequence):
+            else:
                 self._add_chunk(batch, sequence, 1)
         return chunked
 
-    def _reserve_slot(self, batch: Batch, sequence: Sequence) -> bool:
-        """A slot for the newest token, preempting the youngest until there is one; False if that was itself."""
+    def _reserve_slots(self, batch: Batch, sequence: Sequence) -> bool:
+        """Slots for the newest tokens, preempting the youngest until there are; False if that was itself."""
         table = sequence.table
         assert table is not None
-        if table.num_tokens == len(sequence.token_ids):
-            return True  # Its prompt's last token: the slot came with the admission.
+        num_new = len(sequence.token_ids) - table.num_tokens
+        if num_new == 0:
+            return True  # It still reads its prompt, whose slots came with the admission, or a forced run.
         while True:
             try:
-                copy = table.append_slots(1)
+                copy = table.append_slots(num_new)
             except OutOfBlocks:
                 if self.running[0].group is sequence.group and len(self.running) == 1:
                     self._fail_alone(sequence)

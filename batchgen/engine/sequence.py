@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
+from batchgen.engine.constraint import Constraint
 from batchgen.engine.logprob_trail import LogprobTrail, trail_entries
 from batchgen.engine.token_bias import NO_EDITS, TokenEdits
 from batchgen.engine.token_history import TokenHistory
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from batchgen.engine.beam import BeamSearch
     from batchgen.engine.block_table import BlockTable
     from batchgen.engine.prefix_cache import CachedBlock
+    from batchgen.grammar import Grammar
     from batchgen.stop_strings import StopMatcher, StopStringMatcher
 
 
@@ -38,6 +40,11 @@ class Ending(NamedTuple):
     """The stop id or stop string; None for eos, as in OpenAI's answers, and for length."""
     text: str | None = None
     """Where a stop string ended it: the text before it."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether max_tokens ended it."""
+        return self.finish_reason == "length"
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +71,12 @@ class Sequence:
     matcher: StopMatcher | None = None
     history: TokenHistory | None = None
     """Kept where penalties need it."""
+    constraint: Constraint | None = None
+    """Where a grammar binds it: how far the text has got in it."""
+    pending: array[int] = field(default_factory=lambda: array("i"))
+    """With log-probabilities asked for: tokens that the grammar forces next, one a step."""
+    num_forced: int = 0
+    """Generated tokens that the grammar left no choice for."""
 
     @property
     def num_generated(self) -> int:
@@ -87,12 +100,51 @@ class Sequence:
 
     def note(self, logprob: float, alternatives: list[TokenLogprob] | None) -> None:
         """Account for the log-probability of the next token, before it is appended."""
-        self.cumulative_logprob += logprob
+        if not self.pending:
+            self.cumulative_logprob += logprob
         if alternatives is not None:
             self.trail = LogprobTrail(self.trail, alternatives)
 
     def append(self, token_id: int) -> bool:
-        """Take a drawn token; True if the sequence ends with it, `ending` then says why."""
+        """Take a drawn token, and those that a grammar forces after it; True if the sequence ends with them."""
+        self._take(token_id)
+        if self.constraint is not None:
+            self._follow(self.constraint, token_id)
+        return self.ending is not None
+
+    def begin(self) -> None:
+        """Take what the grammar forces at the very start."""
+        if self.constraint is not None:
+            self._follow(self.constraint, None)
+
+    def _follow(self, constraint: Constraint, token_id: int | None) -> None:
+        if token_id is not None:
+            if self.pending:
+                self.num_forced += 1
+                del self.pending[0]
+            if token_id not in self.group.stop_token_ids:
+                constraint.accept([token_id])
+        if self.ending is None and not self.pending:
+            self._take_forced(constraint)
+        may_end = not self.pending and (self.ending is None or self.ending is _LENGTH)
+        if may_end and constraint.is_over:
+            self.ending = _GRAMMAR
+
+    def _take_forced(self, constraint: Constraint) -> None:
+        run = constraint.forced()
+        if self.group.params.logprobs is not None:
+            self.pending.extend(run)
+            return
+        for count, token_id in enumerate(run, 1):
+            self._take(token_id)
+            if self.ending is not None:
+                run = run[:count]
+                break
+        self.num_forced += len(run)
+        if run:
+            constraint.accept(run)
+
+    def _take(self, token_id: int) -> None:
         self.token_ids.append(token_id)
         if self.history is not None:
             self.history.append(token_id)
@@ -103,7 +155,11 @@ class Sequence:
             self.ending = Ending("stop", match.stop, match.text)
         elif len(self.token_ids) - group.num_prompt_tokens >= group.max_tokens:
             self.ending = _LENGTH
-        return self.ending is not None
+
+    def release(self) -> None:
+        """Nothing more is appended; a second call does nothing."""
+        if self.constraint is not None:
+            self.constraint.release()
 
     def ending_with(self, token_id: int) -> Ending | None:
         """How the sequence would end with `token_id`; nothing is appended."""
@@ -128,6 +184,9 @@ class Sequence:
             score=self.score,
             matcher=None if self.matcher is None else self.matcher.fork(),
             history=None if self.history is None else self.history.fork(),
+            constraint=None if self.constraint is None else self.constraint.fork(),
+            pending=self.pending[:],
+            num_forced=self.num_forced,
         )
 
 
@@ -152,6 +211,8 @@ class SequenceGroup:
     """Ids that end a sample: eos ids, unless ignored, and params.stop_token_ids."""
     stops: StopStringMatcher | None = None
     """Finds params.stop in the text."""
+    grammar: Grammar | None = None
+    """What the text of every sample must match."""
     edits: TokenEdits = NO_EDITS
     """What is added to single logits."""
     has_unborn: bool = False
@@ -189,6 +250,9 @@ class SequenceGroup:
             sequence.matcher = self.stops.start(self.prompt_token_ids, self.params.min_tokens)
         if self.params.has_penalties:
             sequence.history = TokenHistory(self.prompt_token_ids)
+        if self.grammar is not None:
+            sequence.constraint = Constraint(self.grammar)
+            sequence.begin()
         return sequence
 
     def stopped_by(self, token_id: int) -> Ending:
@@ -197,3 +261,4 @@ class SequenceGroup:
 
 
 _LENGTH = Ending("length")
+_GRAMMAR = Ending("stop")

@@ -7,9 +7,7 @@ processor time end it when a template does not come back, so neither a busy nor 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -21,6 +19,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any, NamedTuple
 
 from batchgen.errors import BatchgenError
+from batchgen.pipeline.confinement import arm, die_with_parent, limit_memory
 from batchgen.pipeline.preparer import EncodedRow, Preparer
 from batchgen.pipeline.prompts import PreparerSpec
 from batchgen.records import RowRange
@@ -28,7 +27,6 @@ from batchgen.records import RowRange
 MEMORY_BYTES = 2 * 2**30
 """Memory that templates and rows may take beyond what a child holds at its start."""
 
-_PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.1
 _SILENT_SECONDS = 600.0
 _MAIN = "from batchgen.pipeline.child import main; main()"
@@ -131,7 +129,7 @@ class PreparerChild:
 def main() -> None:
     """What the child runs: answer requests until the parent closes the connection."""
     connection = Connection(int(sys.argv[1]))
-    _die_with_parent(int(sys.argv[2]))
+    die_with_parent(int(sys.argv[2]))
     with contextlib.suppress(EOFError, OSError):
         _serve(connection)
 
@@ -143,10 +141,10 @@ def _serve(connection: Connection[Any, Any]) -> None:
         try:
             if preparer is None:
                 # Jinja computes constants while it compiles.
-                _limit_memory(limits.memory_bytes)
-                _arm(limits.start_seconds)
+                limit_memory(limits.memory_bytes)
+                arm(limits.start_seconds)
                 preparer = Preparer(spec)
-                _arm(0)
+                arm(0)
                 connection.send(True)
             else:
                 connection.send(_answer(preparer, connection.recv(), limits, connection))
@@ -163,37 +161,11 @@ def _serve(connection: Connection[Any, Any]) -> None:
 
 def _answer(preparer: Preparer, rows: RowRange, limits: Limits, connection: Connection[Any, Any]) -> list[EncodedRow]:
     def alive() -> None:
-        _arm(limits.step_seconds)
+        arm(limits.step_seconds)
         connection.send(None)
 
     read = preparer.read(rows)
     alive()
     answer = preparer.prepare(read, alive)
-    _arm(0)
+    arm(0)
     return answer
-
-
-def _arm(seconds: float) -> None:
-    """Let the kernel end this process once it has used so much processor time; 0: not at all."""
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-
-
-def _die_with_parent(parent: int) -> None:
-    # The parent alone decides about signals: a scheduler sends them to every process of a job.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def _limit_memory(beyond: int) -> None:
-    """Bound private memory, which is what rows and templates take; mapped libraries do not count."""
-    if sys.platform != "linux":
-        return
-    with open("/proc/self/status", encoding="ascii") as status:
-        held = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    limit = held + beyond if hard == resource.RLIM_INFINITY else min(hard, held + beyond)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))

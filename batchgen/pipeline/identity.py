@@ -19,7 +19,7 @@ MODEL_SUFFIXES = (".safetensors", ".json", ".jinja")
 RESOLVED_KEYS = ("model.dtype", "model.max_model_len", "sampling.seed")
 """Keys of the job that may be left open; what they came to is stored, and stands for them from then on."""
 
-_RECORDED_PACKAGES = ("torch", "transformers", "tokenizers", "pyarrow", "jinja2")
+_RECORDED_PACKAGES = ("torch", "transformers", "tokenizers", "pyarrow", "jinja2", "llguidance")
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 
 

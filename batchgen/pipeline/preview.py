@@ -10,7 +10,9 @@ from batchgen.config import JobConfig
 from batchgen.data.input_notes import input_notes
 from batchgen.data.inputs import find_inputs
 from batchgen.data.reader import scan_inputs
+from batchgen.data.schema import output_layout, typed_fields
 from batchgen.pipeline.feeder import PromptFeeder, preparer_spec
+from batchgen.pipeline.grammar_check import check_grammar
 from batchgen.pipeline.plan import RowIndex, limited
 from batchgen.records import RowError
 from batchgen.resources import context_length, locate_model
@@ -42,13 +44,18 @@ class Preview(NamedTuple):
     context: int | None
     """Tokens of prompt and completion that the model takes; None where its files do not say."""
     rows: Iterator[PreviewedRow]
+    typed: list[tuple[str, str]]
+    """Names and types of the columns that a JSON Schema in sampling.response_format declares."""
 
 
 def preview_job(job: JobConfig, num_rows: int) -> Preview:
     """Plan the inputs and prepare the first rows; raises JobError for what is wrong with the job or with every row."""
     found = find_inputs(job.input, job.base_dir)
     scan = scan_inputs(found.files, job.input)
+    layout = output_layout(scan.schema, job.output, job.sampling)
     directory = locate_model(job.model_source, job.model.revision, weights=False)
+    if job.sampling.response_format is not None:
+        check_grammar(job.sampling.response_format, directory)
     index = RowIndex(scan.files)
     whole = limited(scan.ranges, job.input.limit, index)
     context = context_length(directory) if job.model.max_model_len == "auto" else job.model.max_model_len
@@ -60,6 +67,7 @@ def preview_job(job: JobConfig, num_rows: int) -> Preview:
         num_rows=sum(index.count(rows) for rows in whole),
         context=context,
         rows=_rows(feeder, names, tokenizer),
+        typed=[(field.name, str(field.type)) for field in typed_fields(layout)],
     )
 
 

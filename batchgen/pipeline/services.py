@@ -10,6 +10,7 @@ import batchgen
 from batchgen.config import JobConfig
 from batchgen.pipeline import feeder
 from batchgen.pipeline.feeder import PromptFeeder, preparer_spec
+from batchgen.pipeline.grammar_check import check_grammar
 from batchgen.pipeline.identity import hash_model_files
 from batchgen.pipeline.ports import EngineLike, FeederLike, FeedRequest, ModelFiles, Services
 from batchgen.pipeline.prompts import PreparerSpec
@@ -53,8 +54,11 @@ def make_feeder(request: FeedRequest) -> FeederLike:
 
 
 def check_prompts(request: FeedRequest) -> None:
-    """Compile and try the templates in a child; raises JobError for what is wrong with every row."""
+    """Compile and try templates and grammar, each in a child; raises JobError for what is wrong with every row."""
     feeder.check_prompts(_spec(request))
+    form = request.job.sampling.response_format
+    if form is not None:
+        check_grammar(form, request.model_directory)
 
 
 def _spec(request: FeedRequest) -> PreparerSpec:

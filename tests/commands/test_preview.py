@@ -83,3 +83,22 @@ def test_token_ids_are_counted_where_no_tokenizer_could_spell_them(tmp_path: Pat
     (tmp_path / "model" / "tokenizer.json").unlink()
     (row,) = preview_job(load_job(path), 1).rows
     assert (row.num_tokens, row.pieces) == (3, None)
+
+
+def test_the_columns_of_a_schema_are_shown_and_a_grammar_that_cannot_be_is_an_error(tmp_path: Path) -> None:
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {"age": {"type": "integer"}, "kind": {"enum": ["a", "b"]}},
+    }
+    sampling = {"response_format": {"type": "json_schema", "schema": schema}}
+    result = preview(write_job(tmp_path, [{"word": "x"}], sampling=sampling))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-4:-1] == [
+        "columns of the schema in sampling.response_format:",
+        "  age: list<item: int64>",
+        "  kind: list<item: dictionary<values=string, indices=int32, ordered=0>>",
+    ]
+    schema["properties"]["age"] = {"type": "string", "pattern": "("}
+    result = preview(write_job(tmp_path, [{"word": "x"}], sampling=sampling))
+    assert result.returncode == 2
+    assert "sampling.response_format.schema: /properties/age: " in result.stderr

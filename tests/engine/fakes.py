@@ -13,6 +13,7 @@ from batchgen.engine.beam import Continuation
 from batchgen.engine.block_pool import BlockPool
 from batchgen.engine.engine import Engine
 from batchgen.engine.loading import EngineParts
+from batchgen.engine.masks import AllowedTokens
 from batchgen.engine.prefix_cache import ChainHash, PrefixCache
 from batchgen.engine.scheduler import Scheduler
 from batchgen.engine.sequence import Sequence as EngineSequence
@@ -121,10 +122,21 @@ class FakeSampler:
 
     eos_every: int = 0
 
-    def sample(self, logits_LV: torch.Tensor, rows: list[int], sequences: list[EngineSequence]) -> list[Draw]:
-        """One draw per sequence, from the state beside it."""
+    def sample(
+        self,
+        logits_LV: torch.Tensor,
+        rows: list[int],
+        sequences: list[EngineSequence],
+        allowed: AllowedTokens | None = None,
+    ) -> list[Draw]:
+        """One draw per sequence, from the state beside it; where some tokens are allowed, by hash among these."""
         states = logits_LV[:, 0].tolist()
-        return [Draw(*self.draw(states[row], sequence)) for row, sequence in zip(rows, sequences, strict=True)]
+        draws = [Draw(*self.draw(states[row], sequence)) for row, sequence in zip(rows, sequences, strict=True)]
+        for index, row in enumerate([] if allowed is None else allowed.rows_C):
+            assert allowed is not None
+            ids = (~allowed.banned_CV[index]).nonzero().squeeze(1).tolist()
+            draws[row] = draws[row]._replace(token_id=ids[draws[row].token_id % len(ids)] if ids else 0, ok=bool(ids))
+        return draws
 
     def continuations(
         self, logits_LV: torch.Tensor, rows: list[int], beams: list[EngineSequence]
