@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import platform
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -11,7 +14,7 @@ from setuptools.command.build_ext import build_ext
 SOURCES = Path("kernels/batchgen_kernels/cpu")
 # -ffp-contract=off: the order and the rounding of every sum is what the source says, on every processor level.
 COMMON_FLAGS = [
-    "-std=c++17", "-O3", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden",
+    "-std=c++17", "-O3", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-g0",
     "-Wall", "-Wextra", "-Wno-uninitialized",
 ]  # fmt: skip
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
@@ -31,12 +34,14 @@ class BuildLevels(build_ext):
     """Compiles each processor level with its own flags; the right one is chosen at run time."""
 
     def build_extension(self, ext: Extension) -> None:
-        objects = []
-        for source in ext.sources:
-            flags = [*COMMON_FLAGS, *LEVEL_FLAGS.get(Path(source).name, [])]
-            objects += self.compiler.compile([source], self.build_temp, extra_postargs=flags, depends=ext.depends)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = [path for paths in pool.map(partial(self._compile, ext), ext.sources) for path in paths]
         # Not linked with -fopenmp: the OpenMP runtime that torch has loaded is used, so that there is only one.
         self.compiler.link_shared_object(objects, self.get_ext_fullpath(ext.name), target_lang="c++")
+
+    def _compile(self, ext: Extension, source: str) -> list[str]:
+        flags = [*COMMON_FLAGS, *LEVEL_FLAGS.get(Path(source).name, [])]
+        return self.compiler.compile([source], self.build_temp, extra_postargs=flags, depends=ext.depends)
 
 
 kernels = Extension(

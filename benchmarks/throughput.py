@@ -133,7 +133,8 @@ def floor(engine: Engine, steps: Steps) -> dict[str, float]:
     model = engine._runner._runner.model
     head = model.get_output_embeddings()
     body = [module for module in model.modules() if isinstance(module, PackedLinear) and module is not head]
-    products = sum(times * _product_seconds(body, head, *shape) for shape, times in _rounded(steps.rows).items())
+    dtype = model.get_input_embeddings().weight.dtype
+    products = sum(times * _product_seconds(body, head, dtype, *shape) for shape, times in _rounded(steps.rows).items())
     cache = engine._runner._runner.cache
     per_token = sum(t.element_size() * t[0].numel() for t in (*cache.keys, *cache.values)) / cache.block_size
     bandwidth = copy_bandwidth()
@@ -154,8 +155,7 @@ def _rounded(rows: Counter[tuple[int, int]]) -> Counter[tuple[int, int]]:
 
 
 @torch.inference_mode()
-def _product_seconds(body: list[PackedLinear], head: Any, tokens: int, logits: int) -> float:
-    dtype = torch.bfloat16 if head._out_dtype == torch.float32 else head._out_dtype
+def _product_seconds(body: list[PackedLinear], head: Any, dtype: torch.dtype, tokens: int, logits: int) -> float:
     inputs = {layer.in_features: torch.randn(tokens, layer.in_features).to(dtype) for layer in body}
     last = torch.randn(logits, head.in_features).to(dtype)
     best = float("inf")

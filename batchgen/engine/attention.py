@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from batchgen_kernels import cpu
 from transformers import AttentionInterface
 
 from batchgen.engine.ops import Ops
@@ -28,6 +29,15 @@ class StepInputs:
     """int32; first flattened token of each sequence, and T."""
     context_lens_S: torch.Tensor
     """int32; tokens of each sequence that exist once the step is written."""
+    _decoder_step: cpu.DecoderStep | None = None
+
+    def decoder_step(self) -> cpu.DecoderStep:
+        """The same for the C++ decoder layers, made once."""
+        if self._decoder_step is None:
+            self._decoder_step = cpu.DecoderStep(
+                self.slots_T, self.block_tables_SB, self.query_starts_S1, self.context_lens_S
+            )
+        return self._decoder_step
 
 
 @dataclass(slots=True)

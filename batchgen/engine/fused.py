@@ -40,17 +40,25 @@ class FusedRMSNorm(nn.Module):
 
 
 class FusedGatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)), gate and up in one product."""
+    """down(silu(gate(x)) * up(x)), gate and up in one product; in bf16 without biases the gating is part of it."""
 
     def __init__(self, mlp: Any) -> None:
         super().__init__()
-        self.gate_up = _packed("gate_proj and up_proj", mlp.gate_proj, mlp.up_proj)
+        gate, up = mlp.gate_proj, mlp.up_proj
+        plain = gate.weight.dtype == torch.bfloat16 and gate.bias is None and up.bias is None
+        self.gated = cpu.PackedGatedLinear(gate.weight, up.weight) if plain else None
+        self.gate_up = None if plain else _packed("gate_proj and up_proj", gate, up)
         self.down = _packed("down_proj", mlp.down_proj)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., E] to the same shape."""
-        gate_up_T2I = self.gate_up(x.reshape(-1, x.shape[-1]))
-        out: torch.Tensor = self.down(cpu.silu_mul(gate_up_T2I))
+        rows_TE = x.reshape(-1, x.shape[-1])
+        if self.gated is not None:
+            inner_TI = self.gated(rows_TE)
+        else:
+            assert self.gate_up is not None
+            inner_TI = cpu.silu_mul(self.gate_up(rows_TE))
+        out: torch.Tensor = self.down(inner_TI)
         return out.view(x.shape)
 
 
@@ -83,7 +91,7 @@ class FusedAttention(nn.Module):
 
 def fuse_layers(model: nn.Module) -> int:
     """Swap norms and MLPs; returns how many. Called before their products are packed one by one."""
-    return len(_swap(model, _layer_twin))
+    return len(swap(model, _layer_twin))
 
 
 def fuse_attention(model: nn.Module, attention_modules: list[nn.Module]) -> int:
@@ -91,12 +99,13 @@ def fuse_attention(model: nn.Module, attention_modules: list[nn.Module]) -> int:
 
     The new ones do not go through transformers' AttentionInterface: whoever wants to see its calls comes before.
     """
-    swapped = _swap(model, _attention_twin)
+    swapped = swap(model, _attention_twin)
     attention_modules[:] = [swapped.get(module, module) for module in attention_modules]
     return len(swapped)
 
 
-def _swap(model: nn.Module, twin_of: Callable[[Any], nn.Module | None]) -> dict[nn.Module, nn.Module]:
+def swap(model: nn.Module, twin_of: Callable[[Any], nn.Module | None]) -> dict[nn.Module, nn.Module]:
+    """Put the twin of each module that has one in its place; returns the twin of each module swapped."""
     swapped: dict[nn.Module, nn.Module] = {}
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):

@@ -10,6 +10,7 @@ from batchgen.engine.aligned import align_functions
 from batchgen.engine.attention import ATTENTION_NAME
 from batchgen.engine.experts import pack_experts
 from batchgen.engine.fused import fuse_attention, fuse_layers
+from batchgen.engine.fused_decoder import fuse_decoder_layers
 from batchgen.engine.linear import pack_linears
 from batchgen.engine.probe import probe_attention
 
@@ -28,3 +29,5 @@ def make_rows_independent(model: PreTrainedModel, attention_modules: list[torch.
     if fused:
         fuse_attention(model, attention_modules)
     pack_linears(model, model.get_output_embeddings())
+    if fused:
+        fuse_decoder_layers(model, attention_modules)

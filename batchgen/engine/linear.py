@@ -7,6 +7,7 @@ These keep one order, so that a token's hidden state is the same bits in every b
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +28,18 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 """x [T, K] -> x W^T + b [T, N]; each row of the result depends on that row of x alone."""
 
 
+@dataclass(frozen=True, slots=True)
+class KernelProduct:
+    """A product of the C++ kernels, in `out_dtype`."""
+
+    packed: cpu.PackedLinear
+    out_dtype: torch.dtype
+
+    def __call__(self, rows_TK: torch.Tensor) -> torch.Tensor:
+        """[T, K] to [T, N]."""
+        return self.packed(rows_TK, out_dtype=self.out_dtype)
+
+
 class PackedLinear(nn.Module):
     """x [..., K] -> x W^T + b [..., N] over a weight [N, K] that is packed once."""
 
@@ -35,6 +48,11 @@ class PackedLinear(nn.Module):
         self.in_features = in_features
         self.out_features = out_features
         self._product = product
+
+    @property
+    def kernel(self) -> cpu.PackedLinear | None:
+        """The packed weight, where the product is one of the C++ kernels."""
+        return self._product.packed if isinstance(self._product, KernelProduct) else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The product, in the dtype it was packed for."""
@@ -74,17 +92,13 @@ def checked_product(
     bf16 goes through the C++ kernel where it is built: on processors with AMX, oneDNN's bf16 product does depend on
     the number of rows. fp32 goes through oneDNN.
     """
+    product: Product
     if weight.dtype == torch.bfloat16 and cpu.is_available():
-        product = _kernel_product(weight, bias, out_dtype or weight.dtype)
+        product = KernelProduct(cpu.PackedLinear(weight, bias), out_dtype or weight.dtype)
     else:
         product = _onednn_product(weight, bias, out_dtype or weight.dtype)
     _check(name, product, weight, bias)
     return product
-
-
-def _kernel_product(weight: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype) -> Product:
-    packed = cpu.PackedLinear(weight, bias)
-    return lambda rows_TK: packed(rows_TK, out_dtype=out_dtype)
 
 
 def _onednn_product(weight: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype) -> Product:

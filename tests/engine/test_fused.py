@@ -11,6 +11,8 @@ from torch import nn
 
 from batchgen.engine.attention import ATTENTION_NAME
 from batchgen.engine.fused import FusedAttention, FusedGatedMLP, FusedRMSNorm, fuse_attention, fuse_layers
+from batchgen.engine.fused_decoder import FusedDecoderLayer
+from batchgen.engine.independent_rows import make_rows_independent
 from batchgen.engine.miniature import random_model
 from tests.engine.models import config_of
 
@@ -59,3 +61,25 @@ def test_a_module_that_looks_the_same_but_computes_something_else_is_left_alone(
     fuse_layers(model)
     assert model.model.norm is norm
     assert model.model.layers[0].mlp is mlp
+
+
+@pytest.mark.parametrize("kind", ["plain", "windowed"])
+def test_whole_layers_become_one_call_with_the_same_bits(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, parts = (random_model(config_of(kind), ATTENTION_NAME).to(torch.bfloat16) for _ in range(2))
+    modules: list[nn.Module] = [layer.self_attn for layer in whole.model.layers]
+    make_rows_independent(whole, modules)
+    assert [type(module) for module in modules] == [FusedDecoderLayer] * 2
+    assert modules == list(whole.model.layers)
+    # A layer whose bits differ from those of its parts is not swapped.
+    add = FusedGatedMLP.forward
+    monkeypatch.setattr(FusedGatedMLP, "forward", lambda self, x: add(self, x) * 1.01)
+    modules = [layer.self_attn for layer in parts.model.layers]
+    make_rows_independent(parts, modules)
+    assert not any(isinstance(module, FusedDecoderLayer) for module in parts.modules())
+
+
+def test_layers_in_fp32_stay_modules() -> None:
+    model = random_model(config_of("plain"), ATTENTION_NAME)
+    modules: list[nn.Module] = [layer.self_attn for layer in model.model.layers]
+    make_rows_independent(model, modules)
+    assert [type(module) for module in modules] == [FusedAttention] * 2

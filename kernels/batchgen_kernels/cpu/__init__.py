@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from batchgen_kernels.cpu.attention import copy_blocks, paged_attention, store_kv
+from batchgen_kernels.cpu.decoder_layer import DecoderLayer, DecoderStep, Norm
 from batchgen_kernels.cpu.elementwise import rms_norm, rotary, silu_mul
 from batchgen_kernels.cpu.library import (
     Features,
@@ -18,8 +19,11 @@ from batchgen_kernels.cpu.linear import PackedGatedLinear, PackedLinear
 from batchgen_kernels.cpu.sample import sample, token_ranks, top_tokens
 
 __all__ = [
+    "DecoderLayer",
+    "DecoderStep",
     "Features",
     "KernelsUnavailable",
+    "Norm",
     "PackedGatedLinear",
     "PackedLinear",
     "advise_huge_pages",

@@ -66,12 +66,40 @@ struct LinearArgs {
   const void *packed;
   const float *bias;    // [N] or null
   const float *column_scales;  // [N]: the weights are int8; null: bf16
-  const int32_t *column_sums;  // [N], of the int8 weights over K
+  const int32_t *column_offsets;  // [N], 128 times the sum of the int8 weights over K
   void *out;            // [M, N] contiguous, bf16 or fp32; [M, gated] bf16
   int64_t x_stride;
   int32_t m, n, k;
   int32_t out_dtype;
   int32_t gated;  // 0, or how many outputs silu(gate) * up has: each panel then holds sixteen gates, then their ups
+  int32_t num_threads;
+};
+
+// A decoder layer: h += attention(norm(h)), then h += mlp(norm(h)), in bf16. Its products bring their weights, biases
+// and sizes; rows, results and threads are the step's.
+struct DecoderLayerArgs {
+  LinearArgs qkv, attention_out, gate_up, down;
+  const void *attention_norm, *mlp_norm;  // [E] of norm_dtype
+  void *k_cache, *v_cache;                // as in AttentionArgs
+  float *k_scales, *v_scales;
+  float attention_eps, mlp_eps, scale;
+  int32_t norm_dtype, kv_dtype;
+  int32_t num_heads, num_kv_heads, head_dim, block_size;
+  int32_t window;
+};
+
+// What all layers of a step have in common.
+struct DecoderStepArgs {
+  void *hidden;                 // [T, E] bf16 contiguous, changed in place
+  const void *cos, *sin;        // [T, rotated] of angle_dtype, contiguous
+  const int64_t *slots;         // as in StoreArgs
+  const int32_t *block_tables;  // as in AttentionArgs
+  const int32_t *query_starts;
+  const int32_t *context_lens;
+  int64_t table_stride;
+  int64_t step;  // another number for every step
+  int32_t num_tokens, num_sequences;
+  int32_t rotated, angle_dtype;
   int32_t num_threads;
 };
 
@@ -89,4 +117,7 @@ struct KernelTable {
   void (*rms_norm)(const RmsNormArgs &);
   void (*silu_mul)(const SiluMulArgs &);
   void (*rotary)(const RotaryArgs &);
+  void (*add)(const AddArgs &);
 };
+
+void run_decoder_layer(const KernelTable &kernels, const DecoderLayerArgs &layer, const DecoderStepArgs &step);

@@ -58,14 +58,14 @@ template <typename T, typename A> static void rotate_token(const RotaryArgs &arg
   const A *cos = row_of<A>(args.cos, args.cos_stride, token), *sin = row_of<A>(args.sin, args.sin_stride, token);
   for (int head = 0; head < args.num_heads; ++head) {
     const T *x = row_of<T>(args.x, args.x_stride_t, token) + head * args.x_stride_h;
-    T *out = static_cast<T *>(args.out) + (token * args.num_heads + head) * args.head_dim;
+    T *out = static_cast<T *>(args.out) + token * args.out_stride_t + head * args.out_stride_h;
     for (int i = 0; i < half; i += kLanes) {
       const int n = std::min(kLanes, half - i);
       const Vec a = load_as(x + i, n), b = load_as(x + half + i, n);
       store_as(out + i, a * load_as(cos + i, n) - b * load_as(sin + i, n), n);
       store_as(out + half + i, b * load_as(cos + half + i, n) + a * load_as(sin + half + i, n), n);
     }
-    std::memcpy(out + args.rotated, x + args.rotated, sizeof(T) * size_t(args.head_dim - args.rotated));
+    if (out != x) std::memcpy(out + args.rotated, x + args.rotated, sizeof(T) * size_t(args.head_dim - args.rotated));
   }
 }
 
@@ -97,4 +97,14 @@ static void rotary(const RotaryArgs &args) {
   else
     for_each_token(args, elements,
                    args.angle_dtype == kFloat32 ? rotate_token<uint16_t, float> : rotate_token<uint16_t, uint16_t>);
+}
+
+static void add(const AddArgs &args) {
+  const auto *a = static_cast<const uint16_t *>(args.a), *b = static_cast<const uint16_t *>(args.b);
+  auto *out = static_cast<uint16_t *>(args.out);
+#pragma omp parallel for num_threads(args.num_threads) schedule(static) if (args.size > kThreadedElements)
+  for (int64_t i = 0; i < args.size; i += kLanes) {
+    const int n = int(std::min<int64_t>(kLanes, args.size - i));
+    store_as(out + i, load_as(a + i, n) + load_as(b + i, n), n);
+  }
 }

@@ -27,9 +27,16 @@ struct SiluMulArgs {
 struct RotaryArgs {
   const void *x;           // [T, H, D]
   const void *cos, *sin;   // [T, R], of angle_dtype
-  void *out;               // [T, H, D] contiguous
-  int64_t x_stride_t, x_stride_h, cos_stride, sin_stride;
+  void *out;               // [T, H, D], may be x itself
+  int64_t x_stride_t, x_stride_h, out_stride_t, out_stride_h, cos_stride, sin_stride;
   int32_t num_tokens, num_heads, head_dim, rotated;
   int32_t dtype, angle_dtype;
+  int32_t num_threads;
+};
+
+struct AddArgs {
+  const void *a, *b;  // [size] bf16
+  void *out;          // [size] bf16
+  int64_t size;
   int32_t num_threads;
 };

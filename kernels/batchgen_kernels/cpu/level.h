@@ -63,6 +63,6 @@ static inline void end_tiles() {}
 
 extern const KernelTable kTable;
 const KernelTable kTable = {BG_NAME, attention, store_kv, linear, sample, top_tokens, token_ranks,
-                            rms_norm, silu_mul, rotary};
+                            rms_norm, silu_mul, rotary, add};
 
 }  // namespace BG_NAMESPACE

@@ -53,9 +53,7 @@ static float quantize_input(const uint16_t *x, int size, uint8_t *to) {
   const Vec divisor = splat(scale > 0 ? scale : 1.0f);
   for (int i = 0; i < size; i += kLanes) {
     const int n = std::min(kLanes, size - i);
-    float steps[kLanes];
-    store(steps, round_even(load_as(x + i, n) / divisor));
-    for (int j = 0; j < n; ++j) to[i + j] = uint8_t(int(std::clamp(steps[j], -127.0f, 127.0f)) + 128);
+    store_shifted(to + i, round_even(load_as(x + i, n) / divisor), n);
   }
   return scale;
 }
@@ -126,16 +124,12 @@ struct LinearResult {
  private:
   size_t at(const LinearArgs &args, int r) const { return size_t(row + r) * args.n + column; }
 
-  // Exact integers become products of numbers: x w = (sum - 128 column_sum) row_scale column_scale.
+  // Exact integers become products of numbers: x w = (sum - offset) row_scale column_scale.
   void scale_row(const LinearArgs &args, float *sums, float row_scale, int columns) const {
-    for (int c = 0; c < columns; ++c) {
-      int32_t sum;
-      std::memcpy(&sum, sums + c, sizeof sum);
-      sums[c] = float(sum - 128 * args.column_sums[column + c]);
-    }
     for (int c = 0; c < columns; c += kLanes) {
-      const Vec scale = load_as(args.column_scales + column + c, std::min(kLanes, columns - c));
-      store(sums + c, load(sums + c) * splat(row_scale) * scale);
+      const int n = std::min(kLanes, columns - c);
+      const Vec exact = subtract_int32(sums + c, args.column_offsets + column + c, n);
+      store(sums + c, exact * splat(row_scale) * load_as(args.column_scales + column + c, n));
     }
   }
 

@@ -23,11 +23,11 @@ _MAX_INPUTS_INT8 = 65536
 """More could overflow the int32 sums."""
 
 
-class _LinearArgs(ctypes.Structure):
+class LinearArgs(ctypes.Structure):
     """LinearArgs of api.h."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "packed", "bias", "column_scales", "column_sums", "out")),
+        *((name, ctypes.c_void_p) for name in ("x", "packed", "bias", "column_scales", "column_offsets", "out")),
         ("x_stride", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("m", "n", "k", "out_dtype", "gated", "num_threads")),
     ]
@@ -77,13 +77,25 @@ class PackedLinear:
         self._store(weight_NK.detach(), int8)
 
     def _store(self, weight_NK: Tensor, int8: bool) -> None:
-        self._scales = self._sums = None
+        self._scales = self._offsets = None
         if int8:
             if self.in_features > _MAX_INPUTS_INT8:
                 raise ValueError(f"int8 products take at most {_MAX_INPUTS_INT8} inputs, got {self.in_features}")
             weight_NK, self._scales = quantize_weight(weight_NK)
-            self._sums = weight_NK.sum(1, dtype=torch.int32)
+            self._offsets = 128 * weight_NK.sum(1, dtype=torch.int32)
         self._packed = _pack(weight_NK)
+
+    def prepared(self) -> LinearArgs:
+        """Its arguments without those of a call: rows, result and threads."""
+        return LinearArgs(
+            packed=self._packed.data_ptr(),
+            bias=pointer(self._bias),
+            column_scales=pointer(self._scales),
+            column_offsets=pointer(self._offsets),
+            n=self._columns,
+            k=self.in_features,
+            gated=self._gated,
+        )
 
     def __call__(self, x: Tensor, *, out_dtype: torch.dtype = torch.bfloat16, out: Tensor | None = None) -> Tensor:
         """Return x W^T + b for bf16 x, rounded once to `out_dtype` (bf16 or fp32); `out` is contiguous [..., N]."""
@@ -97,11 +109,9 @@ class PackedLinear:
             raise ValueError(f"out must be contiguous {list(shape)}")
         dtype_code(out, "out", _OUT_DTYPES[:1] if self._gated else _OUT_DTYPES)
         rows = x if x.dim() == 2 and x.stride(1) == 1 else x.reshape(-1, self.in_features).contiguous()
-        args = _LinearArgs(
-            rows.data_ptr(), self._packed.data_ptr(), pointer(self._bias), pointer(self._scales), pointer(self._sums),
-            out.data_ptr(), rows.stride(0), len(rows), self._columns, self.in_features, DTYPE_CODES[out.dtype],
-            self._gated, torch.get_num_threads(),
-        )  # fmt: skip
+        args = self.prepared()
+        args.x, args.x_stride, args.m = rows.data_ptr(), rows.stride(0), len(rows)
+        args.out, args.out_dtype, args.num_threads = out.data_ptr(), DTYPE_CODES[out.dtype], torch.get_num_threads()
         library().bg_linear(ctypes.byref(args))
         return out
 

@@ -231,6 +231,32 @@ static inline float reduce_max(Vec a) {
   return lane[0];
 }
 
+// The differences of sixteen int32 as floats; only the first n of `b` are read.
+static inline Vec subtract_int32(const float *a, const int32_t *b, int n) {
+#if BG_LEVEL >= 2
+  const __m512i right = _mm512_maskz_loadu_epi32(__mmask16((1u << n) - 1), b);
+  return {_mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_loadu_si512(a), right))};
+#else
+  int32_t left[kLanes];
+  float wide[kLanes] = {};
+  std::memcpy(left, a, sizeof left);
+  for (int i = 0; i < n; ++i) wide[i] = float(left[i] - b[i]);
+  return load(wide);
+#endif
+}
+
+// The first n of sixteen whole numbers in [-127, 127], plus 128.
+static inline void store_shifted(uint8_t *p, Vec a, int n) {
+#if BG_LEVEL >= 2
+  const __m512i shifted = _mm512_add_epi32(_mm512_cvtps_epi32(a.x), _mm512_set1_epi32(128));
+  _mm512_mask_cvtepi32_storeu_epi8(p, __mmask16((1u << n) - 1), shifted);
+#else
+  float steps[kLanes];
+  store(steps, a);
+  for (int i = 0; i < n; ++i) p[i] = uint8_t(int(std::clamp(steps[i], -127.0f, 127.0f)) + 128);
+#endif
+}
+
 // Four lanes, for few rows: fma alone, with the bits of Vec's.
 #if BG_LEVEL >= 1
 using Quad = __m128;

@@ -1,0 +1,169 @@
+"""A whole decoder layer of the llama kind in one call: in short steps, calling costs as much as computing.
+
+h += out(attention(rotary(q), rotary(k), v)) with q, k, v = qkv(rms_norm(h)); then
+h += down(silu(gate(x)) * up(x)) with x = rms_norm(h). All in bf16, with the bits of the kernels called one by one.
+
+Legend: T tokens, S sequences, E features, H query heads, G KV heads, D head size, N blocks, B block size.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from batchgen_kernels.cpu.library import DTYPE_CODES, dtype_code, library
+from batchgen_kernels.cpu.linear import LinearArgs, PackedGatedLinear, PackedLinear
+from batchgen_kernels.segments import check_block_size
+
+_P, _I64, _I32, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+_FLOATS = (torch.float32, torch.bfloat16)
+
+
+class _LayerArgs(ctypes.Structure):
+    """DecoderLayerArgs of api.h."""
+
+    _fields_ = [
+        *((name, LinearArgs) for name in ("qkv", "attention_out", "gate_up", "down")),
+        *((name, _P) for name in ("attention_norm", "mlp_norm", "k_cache", "v_cache", "k_scales", "v_scales")),
+        *((name, _F) for name in ("attention_eps", "mlp_eps", "scale")),
+        *((name, _I32) for name in ("norm_dtype", "kv_dtype", "num_heads", "num_kv_heads", "head_dim", "block_size")),
+        ("window", _I32),
+    ]
+
+
+class _StepArgs(ctypes.Structure):
+    """DecoderStepArgs of api.h."""
+
+    _fields_ = [
+        *((name, _P) for name in ("hidden", "cos", "sin", "slots", "block_tables", "query_starts", "context_lens")),
+        *((name, _I64) for name in ("table_stride", "step")),
+        *((name, _I32) for name in ("num_tokens", "num_sequences", "rotated", "angle_dtype", "num_threads")),
+    ]
+
+
+class Norm(NamedTuple):
+    """The weight [E] (fp32 or bf16) and epsilon of an RMS norm."""
+
+    weight_E: Tensor
+    eps: float
+
+
+_step_numbers = itertools.count()
+
+
+class DecoderStep:
+    """Where the tokens of a step stand, for all layers: the arguments of `store_kv` and `paged_attention`."""
+
+    def __init__(
+        self, slots_T: Tensor, block_tables_SB: Tensor, query_starts_S1: Tensor, context_lens_S: Tensor
+    ) -> None:
+        for tensor, dtype in (
+            (slots_T, torch.int64), (block_tables_SB, torch.int32), (query_starts_S1, torch.int32),
+            (context_lens_S, torch.int32),
+        ):  # fmt: skip
+            if tensor.dtype != dtype or not tensor.is_contiguous():
+                raise TypeError(f"step tensors must be contiguous {dtype}, got {tensor.dtype}")
+        self._kept = (slots_T, block_tables_SB, query_starts_S1, context_lens_S)
+        self.num_tokens = len(slots_T)
+        self.args = _StepArgs(
+            slots=slots_T.data_ptr(),
+            block_tables=block_tables_SB.data_ptr(),
+            query_starts=query_starts_S1.data_ptr(),
+            context_lens=context_lens_S.data_ptr(),
+            table_stride=block_tables_SB.stride(0),
+            step=next(_step_numbers),
+            num_tokens=self.num_tokens,
+            num_sequences=len(context_lens_S),
+            num_threads=torch.get_num_threads(),
+        )
+
+
+class DecoderLayer:
+    """The weights of one layer and where its cache lies; called once per step."""
+
+    def __init__(
+        self,
+        qkv: PackedLinear,
+        attention_out: PackedLinear,
+        gate_up: PackedGatedLinear,
+        down: PackedLinear,
+        norms: tuple[Norm, Norm],
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        scale: float,
+    ) -> None:
+        features = qkv.in_features
+        sizes = {
+            "qkv": (qkv.out_features, (num_heads + 2 * num_kv_heads) * head_dim),
+            "attention_out": (attention_out.in_features, num_heads * head_dim),
+            "the output of attention": (attention_out.out_features, features),
+            "gate_up": (gate_up.in_features, features),
+            "down": (down.in_features, gate_up.out_features),
+            "the output of down": (down.out_features, features),
+            **{f"norm {index}": (len(norm.weight_E), features) for index, norm in enumerate(norms)},
+        }
+        for name, (size, expected) in sizes.items():
+            if size != expected:
+                raise ValueError(f"{name} must have {expected} features, got {size}")
+        weights = [norm.weight_E.detach().contiguous() for norm in norms]
+        codes = {dtype_code(weight, "norm", _FLOATS) for weight in weights}
+        if len(codes) > 1:
+            raise TypeError("both norms must be of one dtype")
+        self._kept = (qkv, attention_out, gate_up, down, weights)
+        self._head_dim, self._features = head_dim, features
+        self._args = _LayerArgs(
+            *(product.prepared() for product in (qkv, attention_out, gate_up, down)),
+            attention_norm=weights[0].data_ptr(),
+            mlp_norm=weights[1].data_ptr(),
+            attention_eps=norms[0].eps,
+            mlp_eps=norms[1].eps,
+            scale=scale,
+            norm_dtype=codes.pop(),
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+        )
+
+    def attach_cache(
+        self,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        window: int | None = None,
+        k_scales: Tensor | None = None,
+        v_scales: Tensor | None = None,
+    ) -> None:
+        """Say where keys and values lie: [N, G, B, D] in bf16, or int8 with fp32 scales [N, G, B]."""
+        check_block_size(k_cache.shape[2])
+        args = self._args
+        for cache in (k_cache, v_cache):
+            if (cache.shape[1], cache.shape[3]) != (args.num_kv_heads, args.head_dim) or not cache.is_contiguous():
+                raise ValueError(f"a cache must be contiguous [N, {args.num_kv_heads}, B, {args.head_dim}]")
+        args.kv_dtype = dtype_code(k_cache, "k_cache", (torch.bfloat16, torch.int8))
+        if (args.kv_dtype == DTYPE_CODES[torch.int8]) != (k_scales is not None and v_scales is not None):
+            raise ValueError("k_scales and v_scales belong to int8 caches, and only to these")
+        args.k_cache, args.v_cache = k_cache.data_ptr(), v_cache.data_ptr()
+        args.k_scales = None if k_scales is None else k_scales.data_ptr()
+        args.v_scales = None if v_scales is None else v_scales.data_ptr()
+        args.block_size, args.window = k_cache.shape[2], window or 0
+        self._caches = (k_cache, v_cache, k_scales, v_scales)
+
+    def __call__(self, hidden_TE: Tensor, cos_TR: Tensor, sin_TR: Tensor, step: DecoderStep) -> None:
+        """Run the layer over contiguous bf16 `hidden_TE`, which is changed in place; angles as for `rotary`."""
+        dtype_code(hidden_TE, "hidden", (torch.bfloat16,))
+        if hidden_TE.shape != (step.num_tokens, self._features) or not hidden_TE.is_contiguous():
+            raise ValueError(f"hidden must be contiguous [{step.num_tokens}, {self._features}]")
+        if cos_TR.shape != sin_TR.shape or cos_TR.dtype != sin_TR.dtype or len(cos_TR) != step.num_tokens:
+            raise ValueError(f"cos and sin must agree, for {step.num_tokens} tokens each")
+        if cos_TR.shape[1] % 2 or cos_TR.shape[1] > self._head_dim:
+            raise ValueError(f"cos must have an even number of features, no more than {self._head_dim}")
+        cos, sin = cos_TR.contiguous(), sin_TR.contiguous()
+        args = step.args
+        args.hidden, args.cos, args.sin = hidden_TE.data_ptr(), cos.data_ptr(), sin.data_ptr()
+        args.rotated, args.angle_dtype = cos.shape[1], dtype_code(cos, "cos and sin", _FLOATS)
+        library().bg_decoder_layer(ctypes.byref(self._args), ctypes.byref(args))
