@@ -52,6 +52,9 @@ class LayerAttention:
     v_cache: torch.Tensor
     window: int | None
     step: StepInputs | None = None
+    k_scales: torch.Tensor | None = None
+    v_scales: torch.Tensor | None = None
+    """Of an int8 cache."""
     num_calls: int = 0
     """Counted by the self-check: each layer must come here exactly once per forward pass."""
 
@@ -69,7 +72,7 @@ class LayerAttention:
         step = self.step
         assert step is not None, "attention runs only inside ModelRunner.execute"
         self.num_calls += 1
-        self.ops.store_kv(k_TGD, v_TGD, self.k_cache, self.v_cache, step.slots_T)
+        self.ops.store_kv(k_TGD, v_TGD, self.k_cache, self.v_cache, step.slots_T, self.k_scales, self.v_scales)
         return self.ops.paged_attention(
             q_THD,
             self.k_cache,
@@ -81,6 +84,8 @@ class LayerAttention:
             window=self.window,
             softcap=softcap,
             sinks_H=sinks_H,
+            k_scales=self.k_scales,
+            v_scales=self.v_scales,
         )
 
 

@@ -34,7 +34,7 @@ class Engine:
     """Generates completions for prompts with one model on one device.
 
     `model` is a Hub id, a directory, a GGUF file or `package:NAME/FILE`; every option but those of the model's identity
-    (`revision`, `dtype`, `max_model_len`) changes speed and memory only, never a token.
+    (`revision`, `dtype`, `quantization`, `kv_dtype`, `max_model_len`) changes speed and memory only, never a token.
 
     Raises ModelError where the model is not found, not readable or refused.
     """
@@ -45,6 +45,8 @@ class Engine:
         *,
         revision: str | None = None,
         dtype: str = "auto",
+        quantization: str | None = None,
+        kv_dtype: str = "auto",
         device: str = "auto",
         max_model_len: int | str = "auto",
         block_size: int = 16,
@@ -59,6 +61,8 @@ class Engine:
             model=model,
             revision=revision,
             dtype=dtype,
+            quantization=quantization,
+            kv_dtype=kv_dtype,
             device=device,
             max_model_len=max_model_len,
             block_size=block_size,

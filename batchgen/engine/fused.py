@@ -42,13 +42,13 @@ class FusedRMSNorm(nn.Module):
 class FusedGatedMLP(nn.Module):
     """down(silu(gate(x)) * up(x)), gate and up in one product; in bf16 without biases the gating is part of it."""
 
-    def __init__(self, mlp: Any) -> None:
+    def __init__(self, mlp: Any, int8: bool = False) -> None:
         super().__init__()
         gate, up = mlp.gate_proj, mlp.up_proj
         plain = gate.weight.dtype == torch.bfloat16 and gate.bias is None and up.bias is None
-        self.gated = cpu.PackedGatedLinear(gate.weight, up.weight) if plain else None
-        self.gate_up = None if plain else _packed("gate_proj and up_proj", gate, up)
-        self.down = _packed("down_proj", mlp.down_proj)
+        self.gated = cpu.PackedGatedLinear(gate.weight, up.weight, int8=int8) if plain else None
+        self.gate_up = None if plain else _packed("gate_proj and up_proj", gate, up, int8=int8)
+        self.down = _packed("down_proj", mlp.down_proj, int8=int8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., E] to the same shape."""
@@ -65,7 +65,7 @@ class FusedGatedMLP(nn.Module):
 class FusedAttention(nn.Module):
     """Projections in one product, rotation, paged attention, output projection."""
 
-    def __init__(self, attention: Any) -> None:
+    def __init__(self, attention: Any, int8: bool = False) -> None:
         super().__init__()
         self.batchgen_attention: Callable[..., torch.Tensor] | None = None
         self.layer_idx = attention.layer_idx
@@ -73,8 +73,8 @@ class FusedAttention(nn.Module):
         self.head_dim = attention.head_dim
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         self.sizes = [linear.out_features for linear in projections]
-        self.qkv = _packed("q_proj, k_proj and v_proj", *projections)
-        self.out = _packed("o_proj", attention.o_proj)
+        self.qkv = _packed("q_proj, k_proj and v_proj", *projections, int8=int8)
+        self.out = _packed("o_proj", attention.o_proj, int8=int8)
 
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], **_: Any
@@ -89,17 +89,20 @@ class FusedAttention(nn.Module):
         return self.out(out_THD.flatten(1)).unsqueeze(0), None
 
 
-def fuse_layers(model: nn.Module) -> int:
-    """Swap norms and MLPs; returns how many. Called before their products are packed one by one."""
-    return len(swap(model, _layer_twin))
+def fuse_layers(model: nn.Module, int8: bool = False) -> int:
+    """Swap norms and MLPs; returns how many. Called before their products are packed one by one.
+
+    Twins with int8 weights take the place of those that were found equal with the weights as they are.
+    """
+    return len(swap(model, lambda module: _layer_twin(module, int8)))
 
 
-def fuse_attention(model: nn.Module, attention_modules: list[nn.Module]) -> int:
+def fuse_attention(model: nn.Module, attention_modules: list[nn.Module], int8: bool = False) -> int:
     """Swap attention modules, also in the list of them; returns how many.
 
     The new ones do not go through transformers' AttentionInterface: whoever wants to see its calls comes before.
     """
-    swapped = swap(model, _attention_twin)
+    swapped = swap(model, lambda module: _attention_twin(module, int8))
     attention_modules[:] = [swapped.get(module, module) for module in attention_modules]
     return len(swapped)
 
@@ -116,21 +119,22 @@ def swap(model: nn.Module, twin_of: Callable[[Any], nn.Module | None]) -> dict[n
     return swapped
 
 
-def _layer_twin(module: Any) -> nn.Module | None:
+def _layer_twin(module: Any, int8: bool) -> nn.Module | None:
     if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
-        return _equal(
-            module, FusedRMSNorm(module), len(module.weight), _on_hidden(len(module.weight), module.weight.dtype)
-        )
+        width = len(module.weight)
+        return _equal(module, FusedRMSNorm(module), width, _on_hidden(width, module.weight.dtype))
     if _is_gated_mlp(module):
         run = _on_hidden(module.gate_proj.in_features, module.gate_proj.weight.dtype)
-        return _equal(module, FusedGatedMLP(module), module.down_proj.in_features, run)
+        twin = _equal(module, FusedGatedMLP(module), module.down_proj.in_features, run)
+        return FusedGatedMLP(module, int8=True) if twin is not None and int8 else twin
     return None
 
 
-def _attention_twin(module: Any) -> nn.Module | None:
+def _attention_twin(module: Any, int8: bool) -> nn.Module | None:
     if type(module).__name__ not in _ATTENTIONS or not all(type(child) is nn.Linear for child in module.children()):
         return None
-    return _equal(module, FusedAttention(module), module.q_proj.in_features, _on_attention(module))
+    twin = _equal(module, FusedAttention(module), module.q_proj.in_features, _on_attention(module))
+    return FusedAttention(module, int8=True) if twin is not None and int8 else twin
 
 
 @torch.inference_mode()
@@ -176,8 +180,8 @@ def _on_attention(module: Any) -> Callable[[Any], torch.Tensor]:
     return run
 
 
-def _packed(name: str, *linears: nn.Linear) -> PackedLinear:
+def _packed(name: str, *linears: nn.Linear, int8: bool = False) -> PackedLinear:
     """One product whose outputs are those of `linears`, one after the other."""
     weight = torch.cat([linear.weight for linear in linears])
     bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
-    return PackedLinear(checked_product(name, weight, bias), weight.shape[1], weight.shape[0])
+    return PackedLinear(checked_product(name, weight, bias, int8=int8), weight.shape[1], weight.shape[0])

@@ -48,7 +48,9 @@ class FusedDecoderLayer(nn.Module):
         assert attention is not None
         assert attention.step is not None
         if attention is not self._attached:
-            self._decoder.attach_cache(attention.k_cache, attention.v_cache, attention.window)
+            self._decoder.attach_cache(
+                attention.k_cache, attention.v_cache, attention.window, attention.k_scales, attention.v_scales
+            )
             self._attached = attention
         attention.num_calls += 1
         cos, sin = position_embeddings

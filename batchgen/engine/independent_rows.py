@@ -15,19 +15,20 @@ from batchgen.engine.linear import pack_linears
 from batchgen.engine.probe import probe_attention
 
 
-def make_rows_independent(model: PreTrainedModel, attention_modules: list[torch.nn.Module]) -> None:
+def make_rows_independent(model: PreTrainedModel, attention_modules: list[torch.nn.Module], int8: bool = False) -> None:
     """Pack every matrix product, fuse what our kernels know and align every curved function that is left.
 
     `attention_modules` follows the swaps. Norms, softmax and the functions of routers go row by row in torch already.
-    Raises ModelError where a packed product is wrong.
+    With `int8` the weights of all linear layers but the head are quantized per output, and their inputs per token;
+    routers and experts are not. Raises ModelError where a packed product is wrong.
     """
     fused = cpu.is_available() and model.dtype in (torch.float32, torch.bfloat16)
     if fused:
-        fuse_layers(model)
+        fuse_layers(model, int8)
     pack_experts(model)
     align_functions(model, lambda: probe_attention(model, ATTENTION_NAME))
     if fused:
-        fuse_attention(model, attention_modules)
-    pack_linears(model, model.get_output_embeddings())
+        fuse_attention(model, attention_modules, int8)
+    pack_linears(model, model.get_output_embeddings(), int8)
     if fused:
         fuse_decoder_layers(model, attention_modules)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from batchgen_kernels import cpu
+from batchgen_kernels.cpu.linear import quantize_weight
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -59,11 +60,11 @@ class PackedLinear(nn.Module):
         return self._product(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
 
 
-def pack_linears(model: nn.Module, head: nn.Module | None = None) -> int:
+def pack_linears(model: nn.Module, head: nn.Module | None = None, int8: bool = False) -> int:
     """Replace every linear layer of the model by its packed twin, checked against it; returns how many.
 
-    `head` is the layer that makes logits: its result stays fp32, so that near-ties are not rounded into ties. Raises
-    ModelError where a twin computes something else.
+    `head` is the layer that makes logits: its result stays fp32, so that near-ties are not rounded into ties, and its
+    weights are never quantized. Raises ModelError where a twin computes something else.
     """
     found: list[tuple[nn.Module, str, Any]] = [
         (parent, name, child) for parent in model.modules() for name, child in parent.named_children()
@@ -78,21 +79,34 @@ def pack_linears(model: nn.Module, head: nn.Module | None = None) -> int:
             weight = weight.T.contiguous()
         bias = None if layer.bias is None else layer.bias.detach()
         out_dtype = torch.float32 if layer is head else None
-        product = checked_product(f"{type(parent).__name__}.{name}", weight, bias, out_dtype)
+        product = checked_product(
+            f"{type(parent).__name__}.{name}", weight, bias, out_dtype, int8=int8 and layer is not head
+        )
         setattr(parent, name, PackedLinear(product, weight.shape[1], weight.shape[0]))
         count += 1
     return count
 
 
 def checked_product(
-    name: str, weight: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype | None = None
+    name: str,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype | None = None,
+    *,
+    int8: bool = False,
 ) -> Product:
     """The packed product over weight [N, K], in `out_dtype` or the weight's; ModelError unless it equals torch's.
+
+    With `int8` the weight is quantized per output and x per row; the kernels are then required.
 
     bf16 goes through the C++ kernel where it is built: on processors with AMX, oneDNN's bf16 product does depend on
     the number of rows. fp32 goes through oneDNN.
     """
     product: Product
+    if int8:
+        product = KernelProduct(cpu.PackedLinear(weight, bias, int8=True), out_dtype or weight.dtype)
+        _check_int8(name, product, weight, bias)
+        return product
     if weight.dtype == torch.bfloat16 and cpu.is_available():
         product = KernelProduct(cpu.PackedLinear(weight, bias), out_dtype or weight.dtype)
     else:
@@ -116,10 +130,34 @@ def _onednn_product(weight: torch.Tensor, bias: torch.Tensor | None, out_dtype: 
 
 @torch.inference_mode()
 def _check(name: str, product: Product, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-    x = torch.linspace(-1.0, 1.0, 3 * weight.shape[1]).sin().view(3, -1).to(weight.dtype)
-    difference = (product(x).float() - nn.functional.linear(x, weight, bias).float()).abs()
+    x = _sample_rows(weight)
     magnitude = nn.functional.linear(x.float().abs(), weight.float().abs())
-    if not bool((difference <= ROUNDING_STEPS * torch.finfo(weight.dtype).eps * (magnitude + 1.0)).all()):
+    allowed = ROUNDING_STEPS * torch.finfo(weight.dtype).eps * (magnitude + 1.0)
+    _compare(name, product(x), nn.functional.linear(x, weight, bias), allowed)
+
+
+@torch.inference_mode()
+def _check_int8(name: str, product: Product, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """Against the product of the integers, which float64 holds exactly, times both scales: one rounding apart."""
+    x = _sample_rows(weight)
+    quantized_NK, scale_N = quantize_weight(weight)
+    scale_M1 = x.float().abs().amax(1, keepdim=True) / 127.0
+    steps_MK = (x.float() / scale_M1).round()
+    expected = (steps_MK.double() @ quantized_NK.double().T).float() * scale_M1 * scale_N
+    if bias is not None:
+        expected += bias.float()
+    _compare(
+        name, product(x), expected, torch.finfo(weight.dtype).eps * expected.abs() + torch.finfo(torch.float32).eps
+    )
+
+
+def _sample_rows(weight: torch.Tensor) -> torch.Tensor:
+    return torch.linspace(-1.0, 1.0, 3 * weight.shape[1]).sin().view(3, -1).to(weight.dtype)
+
+
+def _compare(name: str, actual: torch.Tensor, expected: torch.Tensor, allowed: torch.Tensor) -> None:
+    difference = (actual.float() - expected.float()).abs()
+    if not bool((difference <= allowed).all()):
         raise ModelError(
             f"{name}: the packed product differs from torch's by {difference.max().item():.3g}; this is a bug of "
             "batchgen or of the processor's kernels, please report it"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
+from batchgen_kernels import cpu
 from batchgen_kernels.segments import SEGMENT_TOKENS
 
 from batchgen.engine.batch import Batch, Draw
@@ -76,6 +77,8 @@ class EngineOptions:
     model: str
     revision: str | None = None
     dtype: str = "auto"
+    quantization: str | None = None
+    kv_dtype: str = "auto"
     device: str = "auto"
     max_model_len: int | str = "auto"
     block_size: int = 16
@@ -112,11 +115,12 @@ def load_parts(options: EngineOptions) -> EngineParts:
         # A setting of the whole process; the C++ kernels follow it too.
         torch.set_num_threads(int(options.threads))
     loaded = load_model(directory, options.dtype, device, options.max_model_len)
+    int8 = _check_quantization(options, loaded, device)
     if device.type == "cpu":
-        make_rows_independent(loaded.model, loaded.attention_modules)
+        make_rows_independent(loaded.model, loaded.attention_modules, int8)
     scheduler, cache = _make_cache(options, loaded, device)
     runner = ModelRunner(loaded, cache, select_ops(device))
-    dependence = row_dependence(runner, loaded) if device.type == "cpu" else ""
+    dependence = row_dependence(runner, loaded, options.quantization) if device.type == "cpu" else ""
     return EngineParts(
         runner=runner,
         sampler=Sampler(runner.ops),
@@ -161,7 +165,25 @@ def _make_cache(options: EngineOptions, loaded: LoadedModel, device: torch.devic
         max_sequences=max_sequences,
         prefix_cache=PrefixCache(pool) if options.prefix_caching else None,
     )
-    return scheduler, KVCache(shapes, num_blocks, options.block_size, loaded.dtype, device)
+    return scheduler, KVCache(shapes, num_blocks, options.block_size, _kv_dtype(options, loaded), device)
+
+
+def _kv_dtype(options: EngineOptions, loaded: LoadedModel) -> torch.dtype:
+    return torch.int8 if options.kv_dtype == "int8" else loaded.dtype
+
+
+def _check_quantization(options: EngineOptions, loaded: LoadedModel, device: torch.device) -> bool:
+    """Whether weights become int8; JobError where this cannot be."""
+    if options.quantization is None:
+        return False
+    for wrong, message in (
+        (device.type != "cpu", "is built for processors only; on a GPU leave it out"),
+        (not cpu.is_available(), "needs the C++ kernels; install with a C++ compiler"),
+        (loaded.dtype != torch.bfloat16, f"goes with model.dtype bfloat16, not {loaded.dtype}".replace("torch.", "")),
+    ):
+        if wrong:
+            raise JobError(f"model.quantization: {options.quantization} {message}")
+    return True
 
 
 def _num_blocks(
@@ -172,7 +194,7 @@ def _num_blocks(
     available = available_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     most_useful = max_sequences * -(-loaded.max_model_len // options.block_size)
     try:
-        per_block = KVCache.bytes_per_block(shapes, options.block_size, loaded.dtype)
+        per_block = KVCache.bytes_per_block(shapes, options.block_size, _kv_dtype(options, loaded))
         return num_blocks_for(budget, per_block, most_useful, available)
     except ValueError as error:
         raise JobError(f"engine.kv_cache_memory: {error}; raise it") from error

@@ -29,9 +29,16 @@ class ModelRunner:
         self.device = loaded.device
         self.cache = cache
         self.ops = ops
-        self._copied = [*cache.keys, *cache.values]
+        self._copied = cache.tensors
         self.layers = [
-            LayerAttention(ops, cache.keys[index], cache.values[index], spec.window)
+            LayerAttention(
+                ops,
+                cache.keys[index],
+                cache.values[index],
+                spec.window,
+                k_scales=cache.key_scales[index],
+                v_scales=cache.value_scales[index],
+            )
             for index, spec in enumerate(loaded.layers)
         ]
         for layer, module in zip(self.layers, loaded.attention_modules, strict=True):

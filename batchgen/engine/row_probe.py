@@ -23,16 +23,18 @@ from batchgen.engine.sequence import SequenceGroup
 from batchgen.engine.verdicts import remembered
 from batchgen.sampling_params import SamplingParams
 
-CHECK = "row_probe-1"
+CHECK = "row_probe-2"
 MAX_ROWS = 33
 """One more than two full tiles of any kernel."""
 
 ROW_COUNTS = (*range(1, 18), 23, 24, 25, 31, 32, MAX_ROWS)
 
 
-def row_dependence(runner: ModelRunner, loaded: LoadedModel) -> str:
+def row_dependence(runner: ModelRunner, loaded: LoadedModel, quantization: str | None = None) -> str:
     """Where the model's logits depend on the batch, as a sentence; empty where they do not. Remembered."""
-    key = [_machine(), str(loaded.dtype), loaded.config.to_dict(), torch.get_num_threads(), runner.cache.block_size]
+    cache = runner.cache
+    types = [str(loaded.dtype), quantization, str(cache.keys[0].dtype)]
+    key = [_machine(), types, loaded.config.to_dict(), torch.get_num_threads(), cache.block_size]
     return remembered(CHECK, key, lambda: _find_dependence(runner, loaded.vocab_size))
 
 
@@ -40,7 +42,11 @@ def _machine() -> list[Any]:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else [platform.processor()]
     kinds = {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
-    return [sorted(kinds or lines[:1]), cpu.features().level if cpu.is_available() else "reference"]
+    return [sorted(kinds or lines[:1]), *(_kernels() if cpu.is_available() else ["reference"])]
+
+
+def _kernels() -> list[Any]:
+    return [cpu.features().level, cpu.INTERFACE_VERSION]
 
 
 def _find_dependence(runner: ModelRunner, vocab_size: int) -> str:

@@ -36,6 +36,8 @@ def make_engine(job: JobConfig, directory: Path) -> EngineLike:
     engine = batchgen.Engine(
         str(directory),
         dtype=job.model.dtype,
+        quantization=job.model.quantization,
+        kv_dtype=job.model.kv_dtype,
         max_model_len=job.model.max_model_len,
         device=job.engine.device,
         block_size=job.engine.block_size,

@@ -20,6 +20,8 @@ from tests.engine.models import KINDS, Kind, preempt_every, random_ids, run, sav
 NUM_ROWS = 16
 needs_kernels = pytest.mark.skipif(not cpu.is_available(), reason="bf16 products need the C++ kernels")
 DTYPES = [pytest.param("float32"), pytest.param("bfloat16", marks=needs_kernels)]
+PRECISIONS = [*DTYPES, pytest.param("int8", marks=needs_kernels)]
+"""int8: weights, inputs of products and KV cache."""
 
 
 class Row(NamedTuple):
@@ -62,6 +64,8 @@ def results(directory: Path, chosen: list[Row], dtype: str, **options: Any) -> R
 
 
 def engine_options(dtype: str, **options: Any) -> dict[str, Any]:
+    if dtype == "int8":
+        dtype, options = "bfloat16", {"quantization": "int8", "kv_dtype": "int8", **options}
     return {"dtype": dtype, "device": "cpu", "kv_cache_memory": "16MiB", "max_batch_tokens": 512, **options}
 
 
@@ -118,7 +122,7 @@ FAST = ("together", "in chunks of 16", "with two threads in chunks of 64")
 @pytest.mark.parametrize(
     "variation", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in VARIATIONS]
 )
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", PRECISIONS)
 def test_plain_rows_are_the_same_bytes(
     directories: dict[str, Path], expected: dict[tuple[str, str], Results], dtype: str, variation: str
 ) -> None:
@@ -132,7 +136,7 @@ def test_plain_rows_are_the_same_bytes(
     "kind",
     ["windowed", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind not in ("plain", "windowed"))],
 )
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", PRECISIONS)
 def test_windows_softcaps_experts_and_learned_positions_are_the_same_bytes(
     directories: dict[str, Path], expected: dict[tuple[str, str], Results], dtype: str, kind: Kind
 ) -> None:

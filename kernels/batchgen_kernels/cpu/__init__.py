@@ -6,6 +6,7 @@ from batchgen_kernels.cpu.attention import copy_blocks, paged_attention, store_k
 from batchgen_kernels.cpu.decoder_layer import DecoderLayer, DecoderStep, Norm
 from batchgen_kernels.cpu.elementwise import rms_norm, rotary, silu_mul
 from batchgen_kernels.cpu.library import (
+    INTERFACE_VERSION,
     Features,
     KernelsUnavailable,
     advise_huge_pages,
@@ -19,6 +20,7 @@ from batchgen_kernels.cpu.linear import PackedGatedLinear, PackedLinear
 from batchgen_kernels.cpu.sample import sample, token_ranks, top_tokens
 
 __all__ = [
+    "INTERFACE_VERSION",
     "DecoderLayer",
     "DecoderStep",
     "Features",
