@@ -17,7 +17,7 @@ from pydantic.json_schema import SkipJsonSchema
 from batchgen.config_examples import read_examples
 from batchgen.config_problems import explain
 from batchgen.config_prompt import FewShotConfig, Message, PromptConfig
-from batchgen.config_schema_file import with_schema_file
+from batchgen.config_schema_file import with_schema_files
 from batchgen.config_sections import (
     EngineConfig,
     InputConfig,
@@ -147,7 +147,7 @@ def load_job(
         data = _override(data, document, override)
     data = _substitute_output(data, document, environ, today or datetime.date.today())
     data = _with_examples(data, document, path.parent)
-    data = with_schema_file(data, document, path.parent)
+    data = with_schema_files(data, document, path.parent)
     problems = document.problems
     job = None
     try:

@@ -158,8 +158,10 @@ def _properties(schema: JsonSchema, path: KeyPath) -> JsonSchema:
     """The `properties` of the JSON schema at a path; empty where it has none."""
     node = _resolve(schema, schema)
     for part in path:
-        child = node.get("items", {}) if isinstance(part, int) else node.get("properties", {}).get(part, {})
-        node = _resolve(child, schema)
+        # A mapping of any names has one schema for all of them.
+        named = node.get("properties", {}).get(part, node.get("additionalProperties"))
+        child = node.get("items") if isinstance(part, int) else named
+        node = _resolve(child if isinstance(child, dict) else {}, schema)
     properties: JsonSchema = node.get("properties", {})
     return properties
 

@@ -56,7 +56,8 @@ def grammar_text(form: ResponseFormat) -> str:
     if form.type == "choice":
         assert form.choice is not None
         return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in form.choice))
-    assert form.grammar is not None
+    if form.grammar is None:
+        raise GrammarError("a response format that rows select from is no grammar itself; give each prompt its own")
     return LLMatcher.grammar_from_lark(form.grammar)
 
 
@@ -67,15 +68,15 @@ def _json_grammar(schema: Node) -> str:
 class Grammar:
     """A compiled grammar. Matchers that are given back keep what they have learnt of it, which changes no mask."""
 
-    def __init__(self, form: ResponseFormat, trie: LLTokenizer) -> None:
-        """Compile; raises GrammarError."""
+    def __init__(self, form: ResponseFormat, trie: LLTokenizer, key: str = "sampling.response_format") -> None:
+        """Compile; raises GrammarError, which names the part of `key` that is wrong."""
         self.form = form
         self._trie = trie
         text = grammar_text(form)
         matcher = _matcher(trie, text)
         problem = _problem(matcher)
         if problem is not None:
-            raise GrammarError(_located(form, trie, problem))
+            raise GrammarError(f"{key}.{_located(form, trie, problem)}")
         self._prototype = matcher
         self._free: list[LLMatcher] = []
         self._num_returned = 0
@@ -141,7 +142,7 @@ def _problem(matcher: LLMatcher) -> str | None:
 def _located(form: ResponseFormat, trie: LLTokenizer, problem: str) -> str:
     """The problem with the path of the innermost schema that has it."""
     if form.type != "json_schema":
-        return f"sampling.response_format.{form.type}: {problem}"
+        return f"{form.type}: {problem}"
     root = generated(form.json_schema, bound_integers=form.integers == "int64")
     assert not isinstance(root, bool)
     definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
@@ -152,7 +153,7 @@ def _located(form: ResponseFormat, trie: LLTokenizer, problem: str) -> str:
         inner = None if isinstance(child, bool) else _schema_problem(trie, {**definitions, **child})
         if inner is not None:
             path, what, inside = child_path, inner, list(children(child, child_path))
-    return f"sampling.response_format.schema: {path or '/'}: {what}"
+    return f"schema: {path or '/'}: {what}"
 
 
 def _schema_problem(trie: LLTokenizer, schema: dict[str, Any]) -> str | None:

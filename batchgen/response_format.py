@@ -11,7 +11,13 @@ from batchgen.json_schema import problems
 
 MAX_GRAMMAR_BYTES = 2 * 2**20
 _MOST_PROBLEMS = 8
-_MEMBER = {"json_schema": "schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
+_MEMBERS = {
+    "json_schema": ("schema",),
+    "regex": ("regex",),
+    "choice": ("choice",),
+    "grammar": ("grammar",),
+    "select": ("by", "of"),
+}
 
 
 def _schema_text(value: Any) -> Any:
@@ -49,8 +55,8 @@ class ResponseFormat(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     type: Annotated[
-        Literal["json_schema", "regex", "choice", "grammar"],
-        Field(description="Which of the keys below says it."),
+        Literal["json_schema", "regex", "choice", "grammar", "select"],
+        Field(description="Which of the keys below says it; select: `by` and `of`, for each row by itself."),
     ]
     schema_: Annotated[
         str | None,
@@ -74,6 +80,14 @@ class ResponseFormat(BaseModel):
         str | None,
         Field(min_length=1, max_length=MAX_GRAMMAR_BYTES, description="A context-free grammar in llguidance's form."),
     ] = None
+    by: Annotated[
+        str | None,
+        Field(min_length=1, description="A template whose text names one of `of`.", examples=["{{ kind }}"]),
+    ] = None
+    of: Annotated[
+        dict[str, ResponseFormat] | None,
+        Field(min_length=1, max_length=100, description="Response formats by name, of which each row has one."),
+    ] = None
     integers: Annotated[
         Literal["int64", "string"],
         Field(
@@ -84,18 +98,31 @@ class ResponseFormat(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> ResponseFormat:
-        wanted = _MEMBER[self.type]
-        given = {"schema": self.schema_, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
-        if given[wanted] is None:
-            raise ValueError(f"type {self.type} needs the key {wanted}")
-        extra = [name for name, value in given.items() if value is not None and name != wanted]
+        wanted = _MEMBERS[self.type]
+        given: dict[str, object] = {"schema": self.schema_, "regex": self.regex, "choice": self.choice}
+        given |= {"grammar": self.grammar, "by": self.by, "of": self.of}
+        missing = [name for name in wanted if given[name] is None]
+        if missing:
+            raise ValueError(f"type {self.type} needs the key {missing[0]}")
+        extra = [name for name, value in given.items() if value is not None and name not in wanted]
         if extra:
             raise ValueError(f"{extra[0]} does not go with type {self.type}; leave it out")
         if self.integers != "int64" and self.type != "json_schema":
             raise ValueError("integers goes with type json_schema; leave it out")
+        if any(form.type == "select" for form in (self.of or {}).values()):
+            raise ValueError("of holds another select; name its formats here")
         if self.choice is not None and len(set(self.choice)) < len(self.choice):
             raise ValueError("choice holds a text twice")
         return self
+
+    @property
+    def forms(self) -> dict[str, ResponseFormat]:
+        """The formats by the names of the keys that hold them: itself, or those that rows select from."""
+        here = "sampling.response_format"
+        return {here: self} if self.of is None else {f"{here}.of.{name}": form for name, form in self.of.items()}
+
+    def __hash__(self) -> int:
+        return hash((self.type, self.schema_, self.regex, self.choice, self.grammar, self.by, self.integers))
 
     @property
     def json_schema(self) -> Any:

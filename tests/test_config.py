@@ -17,6 +17,7 @@ from batchgen.errors import ExitCode, JobFileError
 JOB_FILES = Path(__file__).parent / "job_files"
 VALID = sorted(JOB_FILES.glob("valid/*.yaml"))
 INVALID = sorted(JOB_FILES.glob("invalid/*.yaml"))
+SHIPPED = sorted((Path(__file__).parents[1] / "jobs").glob("*.yaml"))
 SMALLEST = JOB_FILES / "valid/smallest.yaml"
 EXPECT = "# expect: "
 
@@ -40,6 +41,13 @@ def test_valid_job_file_loads_and_matches_the_schema(path: Path) -> None:
     document = read_yaml(path.read_text(), path.name).data
     sections = {key: {} if value is None else value for key, value in document.items()}
     jsonschema.validate(sections, job_schema())
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_job_is_valid(path: Path) -> None:
+    job = load_job(path)
+    assert (path.parent / str(job.input.path)).exists()
+    jsonschema.validate(read_yaml(path.read_text(), path.name).data, job_schema())
 
 
 @pytest.mark.parametrize("path", INVALID, ids=lambda path: path.stem)

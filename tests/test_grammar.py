@@ -126,3 +126,14 @@ def test_a_model_without_an_end_is_refused(tmp_path: Path) -> None:
     directory = tokenizers.save(tokenizers.byte_level(), tmp_path)
     with pytest.raises(GrammarError, match="no end-of-sequence id"):
         token_trie(tokenizers.load(directory).to_json(), None, [])
+
+
+def test_sentence_piece_works_and_word_piece_is_refused(tmp_path: Path) -> None:
+    sentences = tokenizers.load(tokenizers.save(tokenizers.sentence_piece(), tmp_path / "sentences", bos=False))
+    trie = token_trie(sentences.to_json(), None, [1])
+    made = grammar(trie, type="json_schema", schema={"enum": ["hello world", "hello é"]})
+    assert made.accepts('"hello é"')
+    assert sentences.decode_completion([5], made.prefix) == ('"hello', True)
+    words = tokenizers.load(tokenizers.save(tokenizers.word_piece(), tmp_path / "words", bos=False))
+    with pytest.raises(GrammarError, match="grammars do not work with this tokenizer"):
+        token_trie(words.to_json(), None, [1])

@@ -50,14 +50,39 @@ _ENUM = Kind(ENUM, str)
 
 def typed_columns(form: ResponseFormat | None, parse: Literal["columns", "struct", "text"]) -> tuple[TypedColumn, ...]:
     """The columns beside the text; none where there is no schema, or the job wants none."""
-    if form is None or form.type != "json_schema" or parse == "text":
+    forms = [] if form is None else list(form.forms.values())
+    if parse == "text" or not forms or any(each.type != "json_schema" for each in forms):
         return ()
-    root = generated(form.json_schema, bound_integers=form.integers == "int64")
-    properties = _Kinds(root, form.integers).properties(root) if parse == "columns" else {}
-    if properties:
-        return tuple(TypedColumn(name, kind.type, _member(name, kind)) for name, kind in properties.items())
-    kind = _Kinds(root, form.integers).of(root)
+    properties = [_properties(each) for each in forms]
+    if parse == "columns" and all(properties):
+        names = list(dict.fromkeys(name for each in properties for name in each))
+        kinds = {name: _common(each[name] for each in properties if name in each) for name in names}
+        return tuple(TypedColumn(name, kind.type, _member(name, kind)) for name, kind in kinds.items())
+    kind = _common(_whole(each) for each in forms)
     return (TypedColumn(PARSED, kind.type, _nullable(kind)),)
+
+
+def _common(kinds: Iterable[Kind]) -> Kind:
+    """The kind of a column that several response formats fill: JSON text where theirs differ."""
+    each = list(kinds)
+    if all(kind in (_STRING, _ENUM) for kind in each):
+        return each[0] if all(kind is each[0] for kind in each) else _STRING
+    is_same = all(kind.type == each[0].type and not pa.types.is_string(kind.type) for kind in each)
+    return each[0] if is_same else JSON_TEXT
+
+
+def _properties(form: ResponseFormat) -> dict[str, Kind]:
+    kinds = _kinds(form)
+    return kinds.properties(kinds.root)
+
+
+def _whole(form: ResponseFormat) -> Kind:
+    kinds = _kinds(form)
+    return kinds.of(kinds.root)
+
+
+def _kinds(form: ResponseFormat) -> _Kinds:
+    return _Kinds(generated(form.json_schema, bound_integers=form.integers == "int64"), form.integers)
 
 
 def _nullable(kind: Kind) -> Callable[[Any], Any]:

@@ -118,13 +118,14 @@ class Sequence:
             self._follow(self.constraint, None)
 
     def _follow(self, constraint: Constraint, token_id: int | None) -> None:
-        if token_id is not None:
-            if self.pending:
-                self.num_forced += 1
-                del self.pending[0]
-            if token_id not in self.group.stop_token_ids:
-                constraint.accept([token_id])
-        if self.ending is None and not self.pending:
+        was_forced = len(self.pending) > 0
+        if was_forced:
+            self.num_forced += 1
+            del self.pending[0]
+        if token_id is not None and token_id not in self.group.stop_token_ids:
+            constraint.accept([token_id])
+        # A run is what follows a draw, whether it is taken at once or one by one.
+        if self.ending is None and not was_forced:
             self._take_forced(constraint)
         may_end = not self.pending and (self.ending is None or self.ending is _LENGTH)
         if may_end and constraint.is_over:

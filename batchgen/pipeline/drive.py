@@ -90,6 +90,12 @@ class Drive:
         self._commit = commit
         self._tally = tally
         self._options = options
+        # One object for all rows of a format: what it comes to is found out once.
+        forms = options.sampling.response_format
+        choices = {} if forms is None or forms.of is None else forms.of
+        self._params = {None: options.sampling} | {
+            name: options.sampling.model_copy(update={"response_format": form}) for name, form in choices.items()
+        }
         self._keys: dict[int, RowKey] = {}
         """Row of each prompt index in flight."""
         self._held: PreparedRow | None = None
@@ -138,7 +144,7 @@ class Drive:
             return
         prompt = Prompt(
             token_ids=prepared.prompt_token_ids,
-            params=self._options.sampling,
+            params=self._params[prepared.format_name],
             source=key[0],
             row=key[1],
             partial=list(self._journal.entries.partials.pop(key, {}).values()),

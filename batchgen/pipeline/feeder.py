@@ -44,6 +44,7 @@ def preparer_spec(
         model_directory=model_directory,
         max_model_len=max_model_len,
         max_tokens=job.sampling.max_tokens,
+        response_format=job.sampling.response_format,
         started=started or datetime.datetime.now(),
     )
 
@@ -94,7 +95,7 @@ class PromptFeeder:
         encoded = self._ready.popleft()
         row = InputRow(encoded.source, encoded.row, {})
         ids = None if encoded.token_ids is None else encoded.token_ids.tolist()
-        return PreparedRow(row, ids, encoded.error)
+        return PreparedRow(row, ids, encoded.error, encoded.format_name)
 
     @property
     def is_over(self) -> bool:

@@ -9,7 +9,7 @@ import sys
 from contextlib import closing
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from batchgen.errors import BatchgenError, JobError
 from batchgen.grammar import Grammar, GrammarError, token_trie
@@ -47,11 +47,15 @@ def check_grammar(
                 stderr=subprocess.DEVNULL,
                 process_group=0,
             )
+        # What is compiled is named before it is: the child may not live to say so.
+        key, kind = next((key, each.type) for key, each in form.forms.items())
         try:
             connection.send((form.model_dump(mode="json", by_alias=True), directory, limits))
-            problem: str | None = connection.recv()
+            while isinstance(answer := connection.recv(), tuple):
+                key, kind = answer
+            problem: str | None = answer
         except (EOFError, OSError):
-            problem = _death(process.wait(), form, limits)
+            problem = _death(process.wait(), f"{key}.{'schema' if kind == 'json_schema' else kind}", limits)
         finally:
             process.kill()
             process.wait()
@@ -59,8 +63,7 @@ def check_grammar(
         raise JobError(problem)
 
 
-def _death(status: int, form: ResponseFormat, limits: GrammarLimits) -> str:
-    what = f"sampling.response_format.{'schema' if form.type == 'json_schema' else form.type}"
+def _death(status: int, what: str, limits: GrammarLimits) -> str:
     if status == -signal.SIGPROF:
         return f"{what}: compiling it takes more than {limits.seconds:g} s of processor time; simplify it"
     if status in (-signal.SIGABRT, -signal.SIGSEGV, 1):
@@ -73,10 +76,12 @@ def main() -> None:
     connection = Connection(int(sys.argv[1]))
     die_with_parent(int(sys.argv[2]))
     fields, directory, limits = connection.recv()
-    connection.send(_problem(ResponseFormat.model_validate(fields), directory, limits))
+    connection.send(_problem(ResponseFormat.model_validate(fields), directory, limits, connection))
 
 
-def _problem(form: ResponseFormat, directory: Path, limits: GrammarLimits) -> str | None:
+def _problem(
+    form: ResponseFormat, directory: Path, limits: GrammarLimits, connection: Connection[Any, Any]
+) -> str | None:
     tokenizer = Tokenizer.from_directory(directory)
     if tokenizer is None:
         return f"{directory}: sampling.response_format needs a tokenizer, and the model has none"
@@ -84,9 +89,11 @@ def _problem(form: ResponseFormat, directory: Path, limits: GrammarLimits) -> st
     try:
         trie = token_trie(tokenizer.to_json(), None, [eos])
         limit_memory(limits.memory_bytes)
-        arm(limits.seconds)
-        Grammar(form, trie)
-        arm(0)
+        for key, each in form.forms.items():
+            connection.send((key, each.type))
+            arm(limits.seconds)
+            Grammar(each, trie, key)
+            arm(0)
     except GrammarError as error:
         return str(error)
     return None

@@ -20,6 +20,8 @@ class PreparedRow(NamedTuple):
     row: InputRow
     prompt_token_ids: list[int] | None
     error: RowError | None
+    format_name: str | None = None
+    """Which of `sampling.response_format.of` it has, where rows select."""
 
 
 class EngineLike(Protocol):

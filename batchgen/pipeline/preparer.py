@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from batchgen.data.input_rows import InputRow, InputScan, RowFailure
 from batchgen.data.reader import PromptReader
+from batchgen.data.row_format import RowFormat
 from batchgen.pipeline.prompts import PreparerSpec, make_prompts
 from batchgen.records import RowError, RowRange
 from batchgen.tokenizer import Tokenizer
@@ -20,6 +21,7 @@ class EncodedRow(NamedTuple):
     row: int
     token_ids: array[int] | None
     error: RowError | None
+    format_name: str | None = None
 
 
 class Preparer:
@@ -32,7 +34,14 @@ class Preparer:
         self._fit = PromptFit(spec.prompt.truncate, spec.max_model_len, spec.max_tokens, bos_token_id)
         self._prompts = make_prompts(spec, tokenizer)
         scan = InputScan.from_json(spec.scan)
-        self._reader = PromptReader(scan, spec.input, self._prompts.columns(scan.source_schema.names))
+        names = scan.source_schema.names
+        columns = self._prompts.columns(names)
+        self._format: RowFormat | None = None
+        form = spec.response_format
+        if form is not None and form.by is not None and form.of is not None:
+            self._format = RowFormat(form.by, form.of, spec.started)
+            columns |= self._format.columns(names)
+        self._reader = PromptReader(scan, spec.input, columns)
 
     def read(self, rows: RowRange) -> list[InputRow]:
         """The rows of a range."""
@@ -45,21 +54,23 @@ class Preparer:
     def prepare(self, rows: list[InputRow], alive: Callable[[], None]) -> list[EncodedRow]:
         """Ids or an error for each row, in order; `alive` is called each time a part of the work is done."""
         made = [self._made(row) for row in rows]
-        ids = self._prompts.encode([prompt for prompt in made if not isinstance(prompt, RowError)], alive)
+        ids = self._prompts.encode([prompt for prompt, _ in made if not isinstance(prompt, RowError)], alive)
         return [
             EncodedRow(row.source, row.row, None, prompt)
             if isinstance(prompt, RowError)
-            else EncodedRow(row.source, row.row, *self._fit(next(ids)))
-            for row, prompt in zip(rows, made, strict=True)
+            else EncodedRow(row.source, row.row, *self._fit(next(ids)), name)
+            for row, (prompt, name) in zip(rows, made, strict=True)
         ]
 
-    def _made(self, row: InputRow) -> Any:
+    def _made(self, row: InputRow) -> tuple[Any, str | None]:
+        """(prompt or error, name of the row's response format)."""
         if row.error is not None:
-            return row.error
+            return row.error, None
         try:
-            return self._prompts.make(row.values)
+            prompt = self._prompts.make(row.values)
+            return prompt, None if self._format is None else self._format.name(row.values)
         except RowFailure as failure:
-            return failure.error
+            return failure.error, None
 
 
 class PromptFit:

@@ -46,7 +46,9 @@ def make_engine(job: JobConfig, directory: Path) -> EngineLike:
         max_sequences=job.engine.max_sequences,
         threads=job.engine.threads,
     )
-    engine.check_params(job.sampling)
+    forms = job.sampling.response_format
+    for form in [forms] if forms is None else forms.forms.values():
+        engine.check_params(job.sampling.model_copy(update={"response_format": form}))
     return engine
 
 
@@ -58,9 +60,8 @@ def make_feeder(request: FeedRequest) -> FeederLike:
 def check_prompts(request: FeedRequest) -> None:
     """Compile and try templates and grammar, each in a child; raises JobError for what is wrong with every row."""
     feeder.check_prompts(_spec(request))
-    form = request.job.sampling.response_format
-    if form is not None:
-        check_grammar(form, request.model_directory)
+    if request.job.sampling.response_format is not None:
+        check_grammar(request.job.sampling.response_format, request.model_directory)
 
 
 def _spec(request: FeedRequest) -> PreparerSpec:

@@ -116,6 +116,22 @@ def test_columns_struct_and_text() -> None:
     assert typed_columns(ResponseFormat(type="regex", regex="a"), "columns") == ()
 
 
+def test_formats_that_rows_select_from_fill_common_columns() -> None:
+    def select(*schemas: Any) -> ResponseFormat:
+        of = {str(number): form(schema) for number, schema in enumerate(schemas)}
+        return ResponseFormat(type="select", by="{{ kind }}", of=of)
+
+    other = {"type": "object", "properties": {"age": {"type": "string"}, "kind": {"enum": ["c"]}}}
+    columns = {column.name: column for column in typed_columns(select(PERSON, other), "columns")}
+    assert {name: column.type for name, column in columns.items()} == {**PERSON_TYPES, "age": pa.string()}
+    assert [columns["age"].of(value) for value in ({"age": 3}, {"age": "old"}, {})] == ["3", '"old"', None]
+    (mixed,) = typed_columns(select(PERSON, INTEGER), "columns")
+    assert mixed.type == pa.string()
+    assert [mixed.of(3), mixed.of({"a": 1})] == ["3", '{"a": 1}']
+    choice = ResponseFormat(type="choice", choice=("a", "b"))
+    assert typed_columns(ResponseFormat(type="select", by="x", of={"a": form(PERSON), "b": choice}), "columns") == ()
+
+
 @pytest.mark.parametrize("case", ACCEPTED.values(), ids=ACCEPTED.keys())
 @pytest.mark.parametrize("parse", ["columns", "struct"])
 def test_every_valid_text_fills_its_columns_and_no_type_is_null(

@@ -7,10 +7,14 @@ from typing import Any
 import jsonschema
 import pytest
 
+from batchgen.engine.constraint import Constraint
 from batchgen.engine.engine import Engine
 from batchgen.errors import JobError
+from batchgen.grammar import Grammar, allowed_ids, token_trie
 from batchgen.records import Completion, PartialSample, Prompt
+from batchgen.response_format import ResponseFormat
 from batchgen.sampling_params import SamplingParams
+from batchgen.tokenizer import Tokenizer
 from tests.engine.models import random_ids, run, save_model
 
 SCHEMA: dict[str, Any] = {
@@ -214,3 +218,26 @@ def test_a_grammar_that_cannot_be_compiled_is_refused(directory: Path) -> None:
     none = {"allOf": [{"type": "string"}, {"type": "null"}]}
     with pytest.raises(JobError, match=r"sampling\.response_format\.schema: /properties/a: Unsatisfiable"):
         engine(directory).check_params(json_params({"type": "object", "properties": {"a": none}, "required": ["a"]}))
+
+
+def test_a_matcher_that_met_its_limits_is_replaced_before_the_row_is_an_error(directory: Path) -> None:
+    tokenizer = Tokenizer.from_directory(directory)
+    assert tokenizer is not None
+    form = ResponseFormat(type="regex", regex="[ab]+c")
+    grammar = Grammar(form, token_trie(tokenizer.to_json(), None, [1]))
+    worn = grammar.take()
+    grammar.give_back(worn)
+    constraint = Constraint(grammar)
+    assert constraint.matcher is worn
+    first, second = (int(allowed_ids(grammar.take(fresh=True))[place]) for place in (0, 1))
+    constraint.accept([first])
+    allowed = allowed_ids(constraint.matcher).tolist()
+    worn.consume_token(1)
+    assert worn.is_error()
+    constraint.recover()
+    assert constraint.error is None
+    assert allowed_ids(constraint.matcher).tolist() == allowed
+    constraint.accept([1])
+    assert constraint.error is not None
+    assert constraint.error.code == "grammar_limit"
+    assert second in allowed

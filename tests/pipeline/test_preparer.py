@@ -61,7 +61,7 @@ def test_a_row_that_cannot_be_read_keeps_its_error(tmp_path: Path, preparer_of: 
     (row,) = made.read(RowRange(0, 0, 1))
     row.error = RowError("bad_json", "x")
     (encoded,) = made.prepare([row], lambda: None)
-    assert encoded == (0, 0, None, ("bad_json", "x"))
+    assert encoded == (0, 0, None, ("bad_json", "x"), None)
 
 
 def test_templates_see_the_start_of_the_job(tmp_path: Path, preparer_of: MakePreparer) -> None:

@@ -12,11 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from batchgen.config import JobConfig, load_job
+from batchgen.data.files import OutputFiles
 from batchgen.data.typed_columns import ENUM
 from batchgen.errors import JobError
 from batchgen.pipeline.grammar_check import GrammarLimits, check_grammar
+from batchgen.pipeline.redo import repair, rerun
 from batchgen.pipeline.report import JobReport
 from batchgen.pipeline.runner import run_job
+from batchgen.pipeline.stored import read_output
+from batchgen.pipeline.verify import verify
 from batchgen.response_format import ResponseFormat
 from tests.engine.models import save_model
 
@@ -96,6 +100,19 @@ def test_samples_in_lists_have_lists_of_values(home: Path) -> None:
         assert {name: row[name] for name in TYPES} == {name: [value[name] for value in values] for name in TYPES}
 
 
+@pytest.mark.slow
+def test_rows_made_anew_and_files_made_anew_are_the_same(home: Path) -> None:
+    job = job_of(home, "lists-2", sampling={"n": 2})
+    _, table = run(job)
+    assert rerun(job, "batchgen.row in [1, 4]").num_rows_this_run == 2
+    assert pq.read_table(job.output_dir / "data").to_pylist() == table.to_pylist()
+    (job.output_dir / "data" / "part-00001.parquet").write_bytes(b"damaged")
+    assert len(verify(read_output(OutputFiles(), job.output_dir)).problems) == 1
+    repair(job)
+    assert pq.read_table(job.output_dir / "data").to_pylist() == table.to_pylist()
+    assert verify(read_output(OutputFiles(), job.output_dir)).problems == []
+
+
 def test_a_cut_row_is_an_error_with_its_text_and_the_schema_stays(home: Path) -> None:
     report, table = run(job_of(home, "cut", sampling={"max_tokens": 12}))
     assert report.errors_by_code == {"incomplete_json": NUM_ROWS}
@@ -122,6 +139,40 @@ def test_a_schema_that_nothing_matches_ends_the_job_before_the_model_is_loaded(h
     with pytest.raises(JobError, match=r"sampling\.response_format\.schema: /properties/a: regex parse error"):
         run_job(job)
     assert not (job.output_dir / "_batchgen" / "plan.json").exists()
+
+
+def test_rows_select_their_format_and_a_name_that_is_none_is_a_row_error(home: Path) -> None:
+    kinds = ["thing", "word", "thing", "nothing", "word"]
+    (home / "kinds.jsonl").write_text("".join(f'{{"topic": "a", "form": "{kind}"}}\n' for kind in kinds))
+    job_of(home, "select", input={"path": "kinds.jsonl"}, output={"samples": "explode"})
+    word = {"type": "object", "properties": {"name": {"enum": ["dog", "cat"]}}, "required": ["name"]}
+    contents = json.loads((home / "select.yaml").read_text())
+    contents["sampling"]["response_format"] = {
+        "type": "select",
+        "by": "{{ form }}",
+        "of": {
+            "thing": {"type": "json_schema", "schema": "thing.schema.json"},
+            "word": {"type": "json_schema", "schema": word},
+        },
+    }
+    (home / "select.yaml").write_text(json.dumps(contents))
+    report, table = run(load_job(home / "select.yaml"))
+    assert report.errors_by_code == {"unknown_format": 1}
+    assert table.schema.field("sizes").type == TYPES["sizes"]
+    assert table.schema.field("name").type == pa.string()
+    for row, kind in zip(table.to_pylist(), kinds, strict=True):
+        if kind == "nothing":
+            assert row["completion"] is None
+            assert "gives 'nothing'; " in row["batchgen"]["error_message"]
+            continue
+        value = json.loads(row["completion"])
+        jsonschema.validate(value, SCHEMA if kind == "thing" else word)
+        assert row["sizes"] == value.get("sizes")
+    contents["sampling"]["response_format"]["by"] = "{{ farm }}"
+    contents["output"]["path"] = "select-2"
+    (home / "select.yaml").write_text(json.dumps(contents))
+    with pytest.raises(JobError, match=r"sampling\.response_format\.by: no column 'farm' in the input"):
+        run_job(load_job(home / "select.yaml"))
 
 
 RUNS = [f"/([ab]*a[ab]{{{count}}})*/" for count in range(3, 14)]

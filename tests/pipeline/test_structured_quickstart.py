@@ -1,4 +1,4 @@
-"""The quickstart model on 200 rows of a nested schema: calm, with four samples under preemption, and killed."""
+"""The quickstart model on 200 rows of a nested schema; some of them with four samples under preemption, and killed."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from batchgen.data.typed_columns import ENUM
 pytestmark = pytest.mark.slow
 
 NUM_ROWS = 200
+FEWER_ROWS = 60
+"""Of the runs that are compared with the first one."""
 JOBS = Path(__file__).parents[2] / "jobs"
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -65,16 +67,18 @@ def home(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Path:
     return home
 
 
-def write_job(home: Path, model: Path, output: str, kv_cache_memory: str = "256MiB", **sampling: Any) -> Path:
+def write_job(
+    home: Path, model: Path, output: str, limit: int | None = None, kv_cache_memory: str = "256MiB", **sampling: Any
+) -> Path:
     form = {"type": "json_schema", "schema": SCHEMA}
     job = {
         "version": 1,
         "model": {"path": str(model)},
-        "input": {"path": "in.jsonl"},
+        "input": {"path": "in.jsonl", "limit": limit},
         "prompt": {"messages": [{"role": "user", "content": "Card {{ turn }} about {{ topic }}, as JSON."}]},
         "sampling": {"seed": 7, "max_tokens": 160, "temperature": 0.8, "response_format": form, **sampling},
         "engine": {"kv_cache_memory": kv_cache_memory},
-        "output": {"path": output, "shard_rows": 40},
+        "output": {"path": output, "shard_rows": 20},
         "run": {"journal_interval": "200ms", "grace": "20s"},
     }
     path = home / f"{output}.yaml"
@@ -94,8 +98,8 @@ def run(job: Path) -> int:
 
 
 def table_of(home: Path, output: str) -> pa.Table:
-    shards = sorted((home / output / "data").glob("*.parquet"))
-    assert len({pq.read_schema(shard).serialize().to_pybytes() for shard in shards}) == 1
+    schemas = [pq.read_schema(shard) for shard in sorted((home / output / "data").glob("*.parquet"))]
+    assert all(schema.equals(schemas[0]) for schema in schemas)
     return pq.read_table(home / output / "data")
 
 
@@ -130,16 +134,17 @@ def test_every_ok_row_is_a_value_of_the_schema_in_the_declared_types(home: Path)
 
 def test_four_samples_under_preemption_begin_with_the_calm_run(home: Path, smollm2: Path) -> None:
     """Sample 0 is the same whatever n and the memory are."""
-    assert run(write_job(home, smollm2, "tight", kv_cache_memory="24MiB", n=4)) == 0
+    assert run(write_job(home, smollm2, "tight", FEWER_ROWS, kv_cache_memory="24MiB", n=4)) == 0
     assert metrics_of(home, "tight")["num_preemptions"] > 10
     table, calm = table_of(home, "tight"), table_of(home, "calm")
     assert check(table) > 0.9
-    for many, one in zip(table["completions"].to_pylist(), calm["completions"].to_pylist(), strict=True):
+    assert len(table) == FEWER_ROWS
+    for many, one in zip(table["completions"].to_pylist(), calm["completions"].to_pylist(), strict=False):
         assert many[0] == one[0]
 
 
 def test_killed_again_and_again_the_rows_are_the_same(home: Path, smollm2: Path) -> None:
-    job = write_job(home, smollm2, "killed")
+    job = write_job(home, smollm2, "killed", FEWER_ROWS)
     num_kills = 0
     journal = home / "killed" / "_batchgen" / "journal"
     for seconds in (3.0, 6.0, 5.0, 4.0):
@@ -160,4 +165,5 @@ def test_killed_again_and_again_the_rows_are_the_same(home: Path, smollm2: Path)
     assert num_kills >= 2
     assert run(job) == 0
     table, calm = table_of(home, "killed"), table_of(home, "calm")
-    assert table.equals(calm)
+    assert table.schema.equals(calm.schema)
+    assert table.to_pylist() == calm.to_pylist()[:FEWER_ROWS]
