@@ -37,6 +37,8 @@ def summary_lines(report: JobReport) -> Iterator[str]:
     yield f"  speed      {report.completion_tokens_per_second:,.0f} tok/s, {duration(report.seconds)}"
     yield f"  KV cache   {report.kv_cache_bytes / 2**20:,.0f} MiB, {report.kv_peak:.0%} in use at the peak"
     yield f"  sampling   {effective_sampling(report.sampling)}{_endings(report)}"
+    if report.unused_generation_config:
+        yield f"  not used   {report.unused_generation_config} (of the model's generation_config.json)"
     yield f"  files      {relative(report.data_dir)}: {_plural(len(report.data_files), 'Parquet file')}"
 
 

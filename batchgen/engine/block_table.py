@@ -38,6 +38,9 @@ class BlockTable:
         pool = self.pool
         block_ids = self.block_ids
         num_tokens = self.num_tokens + count
+        if num_tokens <= len(block_ids) * pool.block_size and not pool.is_shared(block_ids[-1]):
+            self.num_tokens = num_tokens
+            return None
         num_new = -(-num_tokens // pool.block_size) - len(block_ids)
         partial = self.num_tokens % pool.block_size != 0
         copy_tail = partial and pool.is_shared(block_ids[-1])

@@ -130,15 +130,28 @@ def load_parts(options: EngineOptions) -> EngineParts:
         max_model_len=loaded.max_model_len,
         eos_token_ids=loaded.eos_token_ids,
         kv_cache_bytes=cache.num_bytes,
-        notes=(dependence,) if dependence else (),
+        notes=tuple(note for note in (dependence, _unused_note(loaded)) if note),
         resolved={
             "model.dtype": str(loaded.dtype).removeprefix("torch."),
             "model.max_model_len": loaded.max_model_len,
             "resolved.device": device.type,
             "resolved.attention_segment": SEGMENT_TOKENS,
             "resolved.eos_token_ids": sorted(loaded.eos_token_ids),
+            "resolved.unused_generation_config": _unused_settings(loaded),
         },
     )
+
+
+def _unused_settings(loaded: LoadedModel) -> str:
+    """`temperature 0.7, top_p 0.9`"""
+    return ", ".join(f"{name} {value}" for name, value in loaded.unused_settings.items())
+
+
+def _unused_note(loaded: LoadedModel) -> str:
+    settings = _unused_settings(loaded)
+    if not settings:
+        return ""
+    return f"not used of the model's generation_config.json: {settings}; what you want of it belongs under sampling"
 
 
 def resolve_device(device: str) -> torch.device:

@@ -25,6 +25,11 @@ from batchgen.errors import ModelError
 
 AUTO = "auto"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_NO_SETTINGS = {
+    *("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id"),
+    *("_from_model_config", "cache_implementation", "return_dict_in_generate", "transformers_version", "use_cache"),
+}
+"""Entries of generation_config.json that are used, or say nothing about which tokens are drawn."""
 _STORED_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
@@ -45,8 +50,8 @@ class LoadedModel:
     layers: list[LayerSpec]
     attention_modules: list[torch.nn.Module]
     """The module of each layer; the engine attaches its state to it as `batchgen_attention`."""
-    generation_config: dict[str, Any] = field(default_factory=dict)
-    """The contents of generation_config.json; nothing but the eos ids is taken from it unasked."""
+    unused_settings: dict[str, Any] = field(default_factory=dict)
+    """What else generation_config.json says about sampling: nothing but its eos ids is taken unasked."""
 
 
 def load_model(
@@ -81,7 +86,7 @@ def load_model(
         eos_token_ids=_eos_token_ids(directory, config, text_config, generation_config),
         layers=layer_specs(calls, text_config),
         attention_modules=[call.module for call in calls],
-        generation_config=generation_config,
+        unused_settings=_unused_settings(generation_config),
     )
 
 
@@ -170,6 +175,14 @@ def _eos_token_ids(
     for value in named:
         ids.update(value if isinstance(value, list) else [] if value is None else [value])
     return frozenset(ids | _tokenizer_eos(directory))
+
+
+def _unused_settings(generation_config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in sorted(generation_config.items())
+        if value is not None and name not in _NO_SETTINGS and not name.startswith("output_")
+    }
 
 
 def config_eos(config: PretrainedConfig) -> int | list[int] | None:

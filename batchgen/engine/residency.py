@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from batchgen.engine.block_pool import BlockPool, OutOfBlocks
+from batchgen.engine.block_pool import BlockPool
 from batchgen.engine.block_table import BlockTable
 from batchgen.engine.prefix_cache import CachedBlock, PrefixCache
 from batchgen.engine.sequence import Sequence
 
 
 class Residency:
-    """A sequence enters with blocks for all its tokens, makes the full ones findable, and leaves with none."""
+    """A sequence enters with the blocks that are cached, makes those that it fills findable, and leaves with none."""
 
     def __init__(self, pool: BlockPool, prefix_cache: PrefixCache | None) -> None:
         self.pool = pool
         self.prefix_cache = prefix_cache
         self.num_cached_tokens = 0
 
-    def enter(self, sequence: Sequence) -> bool:
-        """Take blocks for all tokens that the sequence has, cached ones first; False if there are not enough."""
+    def enter(self, sequence: Sequence, spare: int = 0) -> bool:
+        """Share the blocks that are cached, where the others that its tokens need, and `spare` more, are free.
+
+        The others are taken chunk by chunk, so that no block is held before there is something to write into it.
+        """
         table = BlockTable(self.pool)
         num_tokens = len(sequence.token_ids)
         # Where the prompt's own log-probabilities are wanted, every token must be computed.
@@ -28,9 +31,7 @@ class Residency:
             sequence.chain = self.prefix_cache.match(sequence.token_ids, num_tokens - 1)
             table.adopt([link.block_id for link in sequence.chain])
         num_cached = table.num_tokens
-        try:
-            table.append_slots(num_tokens - num_cached)
-        except OutOfBlocks:
+        if -(-num_tokens // self.pool.block_size) - len(table.block_ids) + spare > self.pool.num_free:
             table.free()
             sequence.chain = []
             return False

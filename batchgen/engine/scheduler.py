@@ -33,9 +33,10 @@ class SchedulerMetrics:
 class Scheduler:
     """Continuous batching without phases: each sequence's computed tokens chase its tokens.
 
-    Every step serves the sequences that generate first, then chunks of prompts, then admits what waits, within
-    `max_batch_tokens`. A running sequence owns slots for all its tokens. When blocks run out the youngest sequence is
-    preempted: it gives its blocks back and is computed anew later, with the same result.
+    Every step gives each running sequence a token at least, and a prompt that is being read as many as are left over,
+    then admits what waits, within `max_batch_tokens`. A running sequence holds slots for what it has computed. When
+    blocks run out the youngest sequence is preempted: it gives its blocks back and is computed anew later, with the
+    same result.
     """
 
     def __init__(
@@ -91,10 +92,7 @@ class Scheduler:
         """Plan the next step; empty when nothing can run (see `take_finished` for groups that failed instead)."""
         batch = Batch()
         num_preemptions = self.metrics.num_preemptions
-        chunked = self._schedule_generating(batch)
-        for sequence in chunked:
-            if sequence.status is Status.RUNNING:
-                self._schedule_chunk(batch, sequence)
+        self._schedule_running(batch)
         self._forget_finished()
         # What was just pushed out must not be pulled in again, nor overtaken by a newcomer.
         if self.metrics.num_preemptions == num_preemptions:
@@ -195,34 +193,35 @@ class Scheduler:
 
     # ---- running sequences
 
-    def _schedule_generating(self, batch: Batch) -> list[Sequence]:
-        """One token for every sequence that generates; returns those that have more to read, prompts or forced runs."""
-        chunked: list[Sequence] = []
+    def _schedule_running(self, batch: Batch) -> None:
+        """A token for every running sequence, more for those that read a prompt or a forced run: the oldest first."""
+        num_after = len(self.running)
         # A copy, since samples are born and victims leave on the way; victims are younger than all scheduled before.
         for sequence in self.running[:]:
+            num_after -= 1
             if sequence.status is not Status.RUNNING:
                 continue
-            if sequence.group.search is not None and sequence.num_generated > 0:
-                if sequence is sequence.group.sequences[0]:
-                    self._schedule_beams(batch, sequence.group)
-            elif not self._reserve_slots(batch, sequence):
-                continue
-            elif len(sequence.token_ids) - sequence.num_computed_tokens > 1:
-                chunked.append(sequence)
-            else:
-                self._add_chunk(batch, sequence, 1)
-        return chunked
+            group = sequence.group
+            if group.search is None or sequence.num_generated == 0:
+                self._schedule_chunk(batch, sequence, num_after)
+            elif sequence is group.sequences[0]:
+                self._schedule_beams(batch, group)
 
-    def _reserve_slots(self, batch: Batch, sequence: Sequence) -> bool:
-        """Slots for the newest tokens, preempting the youngest until there are; False if that was itself."""
+    def _schedule_chunk(self, batch: Batch, sequence: Sequence, num_after: int = 0) -> None:
+        """As many of its tokens as the budget allows; a token is left for each of `num_after` others."""
+        num_tokens = len(sequence.token_ids) - sequence.num_computed_tokens
+        if num_tokens > 1:
+            num_tokens = min(num_tokens, self.max_batch_tokens - batch.num_tokens - num_after)
+        if num_tokens > 0 and self._reserve_slots(batch, sequence, num_tokens):
+            self._add_chunk(batch, sequence, num_tokens)
+
+    def _reserve_slots(self, batch: Batch, sequence: Sequence, num_tokens: int) -> bool:
+        """Slots for its next tokens, preempting the youngest until there are some; False if that was itself."""
         table = sequence.table
         assert table is not None
-        num_new = len(sequence.token_ids) - table.num_tokens
-        if num_new == 0:
-            return True  # It still reads its prompt, whose slots came with the admission, or a forced run.
         while True:
             try:
-                copy = table.append_slots(num_new)
+                copy = table.append_slots(num_tokens)
             except OutOfBlocks:
                 if self.running[0].group is sequence.group and len(self.running) == 1:
                     self._fail_alone(sequence)
@@ -251,28 +250,23 @@ class Scheduler:
                 batch.copies.append(copy)
             self._add_chunk(batch, sequence, 1)
 
-    def _schedule_chunk(self, batch: Batch, sequence: Sequence) -> None:
-        remaining = len(sequence.token_ids) - sequence.num_computed_tokens
-        num_tokens = min(remaining, self.max_batch_tokens - batch.num_tokens)
-        if num_tokens > 0:
-            self._add_chunk(batch, sequence, num_tokens)
-
     def _add_chunk(self, batch: Batch, sequence: Sequence, num_tokens: int) -> None:
+        group = sequence.group
         start = sequence.num_computed_tokens
         end = start + num_tokens
+        index = len(batch.chunks)
         batch.chunks.append(ScheduledChunk(sequence, start, num_tokens))
         batch.num_tokens += num_tokens
         if end // self.pool.block_size > len(sequence.chain):
             batch.published.extend(self._blocks.publish(sequence, end))
-        index = len(batch.chunks) - 1
-        if sequence.is_scored:
+        if group.prompt_logprobs is not None and sequence.is_scored:
             batch.scored.append(index)
-        if end == len(sequence.token_ids) and sequence.group.max_tokens > 0:
-            if sequence.group.search is not None:
+        if end == len(sequence.token_ids) and group.max_tokens > 0:
+            if group.search is not None:
                 batch.beams.append((index, sequence))
                 return
             batch.samples.append((index, sequence))
-            if sequence.sample == 0 and sequence.group.has_unborn:
+            if group.has_unborn and sequence.sample == 0:
                 self._fork_samples(batch, sequence, index)
 
     def _fork_samples(self, batch: Batch, root: Sequence, chunk_index: int) -> None:
@@ -331,7 +325,8 @@ class Scheduler:
                 continue
             if places > room:
                 return
-            has_blocks = self._blocks.enter(sequence)
+            # Each running sequence wants a block soon: without these a newcomer would be pushed out again at once.
+            has_blocks = self._blocks.enter(sequence, spare=len(self.running))
             if not has_blocks and self.running:
                 return
             self._waiting.pop()

@@ -127,4 +127,5 @@ class Generation:
             kv_peak=0.0 if metrics is None else metrics.peak_kv_share,
             sampling=self._session.job.sampling,
             eos_token_ids=tuple(self._session.eos_token_ids),
+            unused_generation_config=self._session.unused_generation_config,
         )

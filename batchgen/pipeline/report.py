@@ -40,6 +40,9 @@ class JobReport:
     eos_token_ids: tuple[int, ...] = ()
     """What the model's files supply: the ids that end a sample, unless `sampling.ignore_eos`."""
 
+    unused_generation_config: str = ""
+    """`temperature 0.7, top_p 0.9`: what the model's generation_config.json says and no row was drawn by."""
+
     @property
     def completion_tokens_per_second(self) -> float:
         """Generated tokens a second of this run; 0 where nothing ran."""

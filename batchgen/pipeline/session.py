@@ -94,6 +94,12 @@ class Session:
         return ids
 
     @property
+    def unused_generation_config(self) -> str:
+        """What the model's generation_config.json says about sampling and no row was drawn by."""
+        settings: str = "" if self.plan is None else self.plan.identity.get("resolved.unused_generation_config", "")
+        return settings
+
+    @property
     def num_rows(self) -> int:
         """Rows of the job."""
         return sum(self.index.count(rows) for rows in self.expected)

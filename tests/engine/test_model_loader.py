@@ -73,7 +73,7 @@ def test_eos_ids_are_the_union_of_all_who_name_them(directory: Path) -> None:
     save(byte_level(), directory)
     loaded = load_model(directory)
     assert loaded.eos_token_ids == {7, 9, 11, 1}
-    assert loaded.generation_config["temperature"] == 0.7
+    assert loaded.unused_settings == {"temperature": 0.7}
 
 
 def test_missing_weights_are_refused_rather_than_invented(directory: Path) -> None:

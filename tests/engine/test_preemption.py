@@ -74,11 +74,11 @@ def test_the_oldest_gets_on_in_every_step() -> None:
 
 def test_two_groups_that_each_hold_half_do_not_wait_for_each_other() -> None:
     fake = make_fake(num_blocks=16, eos_every=0)
-    # Each fills half of the pool and then needs all of it.
-    prompts = [prompt_ids(31, row) for row in range(2)]
-    completions = run(fake, prompts, params(33))
+    # Each takes nearly half of the pool and then needs all of it.
+    prompts = [prompt_ids(27, row) for row in range(2)]
+    completions = run(fake, prompts, params(37))
     for row, completion in enumerate(completions):
-        assert completion.samples[0].token_ids == expected_ids(prompts[row], params(33), row)
+        assert completion.samples[0].token_ids == expected_ids(prompts[row], params(37), row)
     assert fake.engine.metrics.num_preemptions > 0
 
 
@@ -93,6 +93,21 @@ def test_what_was_just_pushed_out_is_not_pulled_in_in_the_same_step() -> None:
             batch: Batch = fake.runner.batches[-1]
             assert all(chunk.start > 0 for chunk in batch.chunks), "a step that preempts admits nothing"
         before = preemptions
+
+
+def test_what_was_pushed_out_comes_back_when_it_can_stay_for_a_block() -> None:
+    fake = make_fake(num_blocks=40, keeps_batches=True)
+    for row in range(12):
+        fake.engine.add(Prompt(token_ids=prompt_ids(9, row)), SamplingParams(max_tokens=60, seed=1, ignore_eos=True))
+    came: dict[int, int] = {}
+    stays: list[int] = []
+    for number, _ in enumerate(steps(fake)):
+        running = {sequence.group.age for sequence in fake.scheduler.running}
+        for age in came.keys() - running:
+            stays.append(number - came.pop(age))
+        came.update((age, number) for age in running - came.keys())
+    assert fake.engine.metrics.num_preemptions > 5
+    assert min(stays) >= fake.pool.block_size
 
 
 def test_the_writer_of_a_shared_prefix_never_leaves_the_step_that_shares_it() -> None:

@@ -165,15 +165,24 @@ def test_what_the_models_files_supply_is_shown_and_stored_and_nothing_else_is_ta
     lines = list(summary_lines(report))
     shown = f"  sampling   n 1, temperature 1, top_p 1, max_tokens 6, seed {report.sampling.seed}; ends at token {EOS}"
     assert shown in lines
+    unused = "do_sample True, temperature 0.3, top_p 0.5"
+    assert f"  not used   {unused} (of the model's generation_config.json)" in lines
     identity = json.loads((job.output_dir / "_batchgen" / "plan.json").read_text())
     identity = identity.get("plan", identity)
     text = json.dumps(identity)
     assert f'"sampling.seed": {report.sampling.seed}' in text
     assert f'"resolved.eos_token_ids": [{EOS}]' in text
+    assert f'"resolved.unused_generation_config": "{unused}"' in text
     assert '"sampling.temperature": 1.0' in text
     again, _ = run(job)
     assert again.num_rows_this_run == 0
     assert again.eos_token_ids == (EOS,)
+    assert again.unused_generation_config == unused
+
+
+def test_what_is_not_used_of_the_models_files_is_told_before_the_first_row(tiny: TinyModel) -> None:
+    (note,) = tiny.engine().notes
+    assert note.startswith("not used of the model's generation_config.json: do_sample True, temperature 0.3, top_p 0.5")
 
 
 @pytest.mark.parametrize(
