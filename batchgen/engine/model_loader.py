@@ -71,6 +71,7 @@ def load_model(
     text_config = config.get_text_config(decoder=True)
     length = max_positions(text_config, None if max_model_len == AUTO else int(max_model_len))
     check_architecture(config)
+    _refuse_quantized(directory)
     resolved = resolve_dtype(directory, config, dtype)
     model = _load_weights(directory, config, resolved, attention_name, trust_remote_code).to(device)
     freeze_rope(model, length)
@@ -114,6 +115,16 @@ def _stored_dtype(directory: Path) -> torch.dtype | None:
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{directory}: the weights cannot be read ({error}); fetch them again") from error
     return None
+
+
+def _refuse_quantized(directory: Path) -> None:
+    """Checkpoints of older tools say it in a file of their own, not in config.json."""
+    for name in ("quantize_config.json", "quant_config.json", "hf_quant_config.json"):
+        if (directory / name).exists():
+            raise ModelError(
+                f"{directory}: the checkpoint is quantized, as {name} says; "
+                "use the unquantized one, or a GGUF file of it"
+            )
 
 
 def _read_config(directory: Path, trust_remote_code: bool) -> PretrainedConfig:

@@ -76,6 +76,28 @@ def test_eos_ids_are_the_union_of_all_who_name_them(directory: Path) -> None:
     assert loaded.unused_settings == {"temperature": 0.7}
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"quant_method": "gptq", "bits": 4, "group_size": 128},
+        {"quant_method": "awq", "bits": 4, "group_size": 128},
+        {"quant_method": "fp8", "activation_scheme": "dynamic"},
+    ],
+    ids=lambda settings: settings["quant_method"],
+)
+def test_a_quantized_checkpoint_is_refused_by_its_method(directory: Path, settings: dict[str, Any]) -> None:
+    edit(directory / "config.json", quantization_config=settings)
+    with pytest.raises(ModelError, match=f"quantized by {settings['quant_method']}; use the unquantized one"):
+        load_model(directory)
+
+
+@pytest.mark.parametrize("name", ["quantize_config.json", "quant_config.json", "hf_quant_config.json"])
+def test_a_quantized_checkpoint_of_an_older_tool_is_refused_too(directory: Path, name: str) -> None:
+    (directory / name).write_text('{"bits": 4}')
+    with pytest.raises(ModelError, match=f"quantized, as {name} says"):
+        load_model(directory)
+
+
 def test_missing_weights_are_refused_rather_than_invented(directory: Path) -> None:
     file = directory / "model.safetensors"
     weights = load_file(file)
