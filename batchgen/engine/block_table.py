@@ -39,6 +39,7 @@ class BlockTable:
         block_ids = self.block_ids
         num_tokens = self.num_tokens + count
         if num_tokens <= len(block_ids) * pool.block_size and not pool.is_shared(block_ids[-1]):
+            # The common case, and so the first: a token more in a block of its own.
             self.num_tokens = num_tokens
             return None
         num_new = -(-num_tokens // pool.block_size) - len(block_ids)
