@@ -53,6 +53,9 @@ OPERATIONAL_SECTIONS = frozenset({"engine", "run"})
 OPERATIONAL_KEYS = frozenset({"output.path", "output.shard_rows", "input.on_growth"})
 """With the sections above: what may change between two runs of one job, since it cannot change a row."""
 
+_OWN_FIELDS = frozenset({"base_dir", "variables"})
+"""Fields of JobConfig that the file does not have."""
+
 _SUBSTITUTION = re.compile(r"\$\{([^}]*)\}")
 _OVERRIDE = Entry(*[Place(sys.maxsize, 0, "--set ")] * 2)
 _OVERRIDE_KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -70,11 +73,14 @@ class JobConfig(Section):
     output: OutputConfig
     run: RunConfig = RunConfig()
     base_dir: SkipJsonSchema[Annotated[Path, Field(exclude=True)]] = Path()
+    variables: SkipJsonSchema[Annotated[dict[str, str], Field(exclude=True, repr=False, default_factory=dict)]]
+    """What `${NAME}` in output.path stands for. Never stored: a variable of the environment may be a secret."""
 
     @property
     def output_dir(self) -> Path:
-        """Directory of the output; `~` is the home directory."""
-        return self.base_dir / Path(self.output.path).expanduser()
+        """Directory of the output, with its variables filled in; `~` is the home directory."""
+        path = _SUBSTITUTION.sub(lambda match: self.variables.get(match[1], match[0]), self.output.path)
+        return self.base_dir / Path(path).expanduser()
 
     @property
     def model_source(self) -> str:
@@ -145,9 +151,15 @@ def load_job(
     data = _sections(document, str(path))
     for override in overrides:
         data = _override(data, document, override)
-    data = _substitute_output(data, document, environ, today or datetime.date.today())
     data = _with_examples(data, document, path.parent)
     data = with_schema_files(data, document, path.parent)
+    data = _without_own_fields(data, document)
+    written = _output_path(data)
+    variables = _variables(written, document, environ, today or datetime.date.today())
+    if written is not None:
+        # Checked as it will be, kept as it is written.
+        filled = _SUBSTITUTION.sub(lambda match: variables.get(match[1], match[0]), written)
+        data = {**data, "output": {**data["output"], "path": filled}}
     problems = document.problems
     job = None
     try:
@@ -157,7 +169,8 @@ def load_job(
         problems += explain(error, document.places, Place(0, 0, f"{path}: "), job_schema())
     if job is None or problems:
         raise _job_file_error(problems)
-    return job.model_copy(update={"base_dir": path.parent})
+    output = job.output.model_copy(update={"path": written})
+    return job.model_copy(update={"output": output, "base_dir": path.parent, "variables": variables})
 
 
 def _job_file_error(problems: list[Problem]) -> JobFileError:
@@ -187,10 +200,14 @@ def _sections(document: YamlDocument, name: str) -> dict[str, Any]:
         raise JobFileError([f"{name}: the file is empty; a job has version, model, input, prompt and output"])
     if not isinstance(document.data, dict):
         raise JobFileError([f"{name}:1:1: must be a mapping of sections such as `model:` and `input:`"])
-    if "base_dir" in document.data:
-        document.problems.append(Problem(document.places[("base_dir",)].key, "base_dir: unknown key"))
-    sections = {key: value for key, value in document.data.items() if key != "base_dir"}
-    return {key: {} if value is None and key != "version" else value for key, value in sections.items()}
+    return {key: {} if value is None and key != "version" else value for key, value in document.data.items()}
+
+
+def _without_own_fields(data: dict[str, Any], document: YamlDocument) -> dict[str, Any]:
+    """`data` without the fields that are no keys of the file; adds to the document's problems."""
+    for name in _OWN_FIELDS & data.keys():
+        document.problems.append(Problem(document.places[(name,)].key, f"{name}: unknown key"))
+    return {key: value for key, value in data.items() if key not in _OWN_FIELDS}
 
 
 def _override(data: dict[str, Any], document: YamlDocument, override: str) -> dict[str, Any]:
@@ -248,23 +265,26 @@ def _with_examples(data: dict[str, Any], document: YamlDocument, base_dir: Path)
     return {**data, "prompt": {**prompt, "few_shot": kept}}
 
 
-def _substitute_output(
-    data: dict[str, Any], document: YamlDocument, environ: Mapping[str, str], today: datetime.date
-) -> dict[str, Any]:
-    """`data` with `${env:NAME}` and `${run_date}` of output.path filled in."""
+def _output_path(data: dict[str, Any]) -> str | None:
+    """`output.path` as it is written; None where there is no such text."""
     output = data.get("output")
-    if not isinstance(output, dict) or not isinstance(path := output.get("path"), str):
-        return data
+    path = output.get("path") if isinstance(output, dict) else None
+    return path if isinstance(path, str) else None
 
-    def value_of(match: re.Match[str]) -> str:
-        name = match.group(1)
+
+def _variables(
+    path: str | None, document: YamlDocument, environ: Mapping[str, str], today: datetime.date
+) -> dict[str, str]:
+    """What each `${env:NAME}` and `${run_date}` of output.path stands for; adds to the document's problems."""
+    variables: dict[str, str] = {}
+    for match in _SUBSTITUTION.finditer(path or ""):
+        name = match[1]
         if name == "run_date":
-            return today.isoformat()
-        if name.startswith("env:") and environ.get(name[4:]):
-            return environ[name[4:]]
-        reason = "is not set" if name.startswith("env:") else "is unknown; use ${run_date} or ${env:NAME}"
-        place = document.places.get(("output", "path"), document.places[("output",)]).value
-        document.problems.append(Problem(place, f"output.path: {match.group(0)} {reason}"))
-        return match.group(0)
-
-    return {**data, "output": {**output, "path": _SUBSTITUTION.sub(value_of, path)}}
+            variables[name] = today.isoformat()
+        elif name.startswith("env:") and environ.get(name[4:]):
+            variables[name] = environ[name[4:]]
+        else:
+            reason = "is not set" if name.startswith("env:") else "is unknown; use ${run_date} or ${env:NAME}"
+            place = document.places.get(("output", "path"), document.places[("output",)]).value
+            document.problems.append(Problem(place, f"output.path: {match[0]} {reason}"))
+    return variables

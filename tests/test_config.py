@@ -125,6 +125,8 @@ class TestOverrides:
             ("sampling.stop=[a", "--set sampling.stop: not valid YAML: while parsing a flow sequence, expected "),
             ("sampling.n={n: 1, n: 2}", "--set sampling.n: n: given twice, first in line 1; keep one"),
             ("sampling=3", "--set sampling: must be a mapping of keys, got 3"),
+            ("base_dir=/", "--set base_dir: unknown key"),
+            ("variables={}", "--set variables: unknown key"),
             ("output.path=${x}", "--set output.path: ${x} is unknown; use ${run_date} or ${env:NAME}"),
         ],
     )
@@ -189,7 +191,17 @@ class TestPaths:
     def test_output_path_takes_variables_and_the_date(self) -> None:
         overrides = ["output.path=${env:ROOT}/${run_date}/x"]
         job = load_job(SMALLEST, overrides, environ={"ROOT": "/data"}, today=datetime.date(2026, 2, 3))
-        assert job.output.path == "/data/2026-02-03/x"
+        assert job.output_dir == Path("/data/2026-02-03/x")
+
+    def test_output_path_is_kept_as_it_is_written(self) -> None:
+        secret = "hunter2"
+        job = load_job(SMALLEST, ["output.path=${env:KEY}/${run_date}"], environ={"KEY": secret})
+        assert job.output.path == "${env:KEY}/${run_date}"
+        assert secret not in job.model_dump_json() + repr(job)
+
+    def test_what_output_path_comes_to_is_checked(self) -> None:
+        with pytest.raises(JobFileError, match=r"output\.path: must be a local directory"):
+            load_job(SMALLEST, ["output.path=${env:STORE}/x"], environ={"STORE": "s3://bucket"})
 
     def test_dollar_braces_elsewhere_are_text(self) -> None:
         job = load_job(SMALLEST, ["prompt={template: 'pay ${env:HOME}'}"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -82,6 +83,6 @@ def read_output(files: OutputFiles, root: Path) -> StoredOutput:
 def stored_job(files: OutputFiles, root: Path, overrides: list[str]) -> JobConfig:
     """The job as it last ran, with overrides, to go on with this very output; raises JobError and OutputDamaged."""
     stored = read_output(files, root)
-    job = load_job(stored.paths.job, overrides)
-    output = job.output.model_copy(update={"path": str(stored.paths.root)})
-    return job.model_copy(update={"base_dir": stored.job.base_dir, "output": output})
+    # Where the output lies is known; the variables of its path may mean something else by now, or nothing.
+    own_path = f"output.path={json.dumps(str(stored.paths.root))}"
+    return load_job(stored.paths.job, [*overrides, own_path]).model_copy(update={"base_dir": stored.job.base_dir})

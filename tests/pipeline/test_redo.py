@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from batchgen.config import JobConfig
+from batchgen.config import JobConfig, load_job
 from batchgen.data.commits import record_path
 from batchgen.data.files import OutputFiles
 from batchgen.errors import Interrupted, JobError, OutputDamaged
@@ -219,6 +220,22 @@ def test_the_stored_job_goes_on_with_its_own_output(tmp_path: Path) -> None:
     world = FakeWorld()
     assert run_job(stored, services=world.services).num_rows_this_run == 0
     assert rerun(stored, "id == 1", services=world.services).num_rows_this_run == 1
+
+
+def test_variables_of_the_output_path_are_stored_nowhere(tmp_path: Path) -> None:
+    secret = "hunter2"
+    make_job(tmp_path)
+    (tmp_path / "job.yaml").write_text(
+        "version: 1\nmodel: {path: fake}\ninput: {path: in.jsonl}\nprompt: {column: prompt}\n"
+        "output: {path: 'out-${env:KEY}/${run_date}'}\n"
+    )
+    job = load_job(tmp_path / "job.yaml", environ={"KEY": secret}, today=datetime.date(2026, 2, 3))
+    run_job(job, services=FakeWorld().services)
+    output = tmp_path / f"out-{secret}" / "2026-02-03"
+    assert "out-${env:KEY}/${run_date}" in (output / "_batchgen" / "job.yaml").read_text()
+    assert [path for path in output.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()] == []
+    # The variable is not set here: the output knows where it lies.
+    assert rerun(stored_job(FILES, output, []), "id == 1", services=FakeWorld().services).num_rows_this_run == 1
 
 
 def test_there_is_no_stored_job_where_there_is_no_output(tmp_path: Path) -> None:
