@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from typer.main import get_command
@@ -71,7 +73,9 @@ def _options(
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """What Ctrl-C means before the runner watches signals itself."""
+    """What signals mean before and after the runner watches them itself: nothing is lost, exit code 75."""
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt as interrupt:
@@ -103,8 +107,8 @@ def run(
 ) -> None:
     """Run a job, or go on where it ended. Rows that are committed are not computed again."""
     wait_seconds = _wait_seconds(wait, wait_lock)
-    config = _load("config").load_job(job, overrides or [])
     with _interruptible():
+        config = _load("config").load_job(job, overrides or [])
         _load("commands.run").run(config, wait_seconds=wait_seconds, overwrite=overwrite)
 
 
@@ -193,16 +197,52 @@ def _report_bug(kind: type[BaseException], error: BaseException, trace: Tracebac
     )
 
 
+def _say(text: str) -> None:
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        _discard(sys.stderr)
+
+
+def _discard(stream: TextIO) -> None:
+    """Drop what a stream cannot take: the interpreter would try again at its end, and exit with a code of its own."""
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), stream.fileno())
+
+
+def _deliver() -> None:
+    """See to it that what was printed has arrived, wherever it goes; raises OSError."""
+    try:
+        print(end="", flush=True)
+    except OSError:
+        _discard(sys.stdout)
+        raise
+
+
+def _command() -> None:
+    try:
+        try:
+            # The command itself and not `app()`, which would put typer's own hook in place of ours.
+            get_command(app).main(prog_name="batchgen")
+        finally:
+            _deliver()
+    except OSError:
+        with _load("pipeline.machine_errors").machine_errors():
+            raise
+
+
 def main() -> None:
     """Run the command line in `sys.argv` and exit the process."""
     # Any error but ours is a bug. The interpreter ends with code 1 by itself, we only add what to do.
     sys.excepthook = _report_bug
     try:
-        # The command itself and not `app()`, which would put typer's own hook in place of ours.
-        get_command(app).main(prog_name="batchgen")
+        _command()
     except BatchgenError as error:
-        print(error if isinstance(error, JobFileError) else f"batchgen: {error}", file=sys.stderr)
+        _say(str(error) if isinstance(error, JobFileError) else f"batchgen: {error}")
         sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # Nobody reads any further, as with `| head`.
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -28,10 +28,11 @@ def _explained(action: str, path: Path, *signals: type[OSError]) -> Iterator[Non
         if isinstance(error, signals):
             raise
         reason = os.strerror(error.errno) if error.errno else str(error)
-        raise OutputUnavailable(f"{path}: cannot {action}: {reason}; {_remedy(error.errno)}") from error
+        raise OutputUnavailable(f"{path}: cannot {action}: {reason}; {remedy(error.errno)}") from error
 
 
-def _remedy(code: int | None) -> str:
+def remedy(code: int | None) -> str:
+    """What to do about an error of the system."""
     match code:
         case errno.ENOSPC | errno.EDQUOT:
             return "free some space and run again: what is committed is intact"

@@ -19,7 +19,8 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any, NamedTuple
 
 from batchgen.errors import BatchgenError
-from batchgen.pipeline.confinement import arm, die_with_parent, limit_memory
+from batchgen.pipeline.confinement import arm, child_code, limit_memory
+from batchgen.pipeline.machine_errors import machine_errors
 from batchgen.pipeline.preparer import EncodedRow, Preparer
 from batchgen.pipeline.prompts import PreparerSpec
 from batchgen.records import RowRange
@@ -29,7 +30,7 @@ MEMORY_BYTES = 2 * 2**30
 
 _POLL_SECONDS = 0.1
 _SILENT_SECONDS = 600.0
-_MAIN = "from batchgen.pipeline.child import main; main()"
+_MAIN = child_code("batchgen.pipeline.child")
 
 
 class Limits(NamedTuple):
@@ -129,7 +130,6 @@ class PreparerChild:
 def main() -> None:
     """What the child runs: answer requests until the parent closes the connection."""
     connection = Connection(int(sys.argv[1]))
-    die_with_parent(int(sys.argv[2]))
     with contextlib.suppress(EOFError, OSError):
         _serve(connection)
 
@@ -143,7 +143,8 @@ def _serve(connection: Connection[Any, Any]) -> None:
                 # Jinja computes constants while it compiles.
                 limit_memory(limits.memory_bytes)
                 arm(limits.start_seconds)
-                preparer = Preparer(spec)
+                with machine_errors():
+                    preparer = Preparer(spec)
                 arm(0)
                 connection.send(True)
             else:
@@ -164,7 +165,8 @@ def _answer(preparer: Preparer, rows: RowRange, limits: Limits, connection: Conn
         arm(limits.step_seconds)
         connection.send(None)
 
-    read = preparer.read(rows)
+    with machine_errors():
+        read = preparer.read(rows)
     alive()
     answer = preparer.prepare(read, alive)
     arm(0)

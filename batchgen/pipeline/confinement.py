@@ -11,6 +11,16 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
+def child_code(module: str) -> str:
+    """Python code of a child, for `-c`: it runs `main` of a module. Its second argument is the id of its parent.
+
+    It is bound to its parent before it imports the module, which takes seconds on a busy machine: a run that is killed
+    leaves no child behind for so long.
+    """
+    bind = "from batchgen.pipeline.confinement import die_with_parent; die_with_parent(int(sys.argv[2]))"
+    return f"import sys; {bind}; from {module} import main; main()"
+
+
 def arm(seconds: float) -> None:
     """Let the kernel end this process once it has used so much processor time; 0: not at all."""
     signal.setitimer(signal.ITIMER_PROF, seconds)

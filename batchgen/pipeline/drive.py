@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from batchgen.data.journal import Journal
 from batchgen.data.rows import FinishedRow, KeptColumns, RowKey, finished_row
-from batchgen.errors import BatchgenError, Interrupted, OutputUnavailable, TooManyRowErrors
+from batchgen.errors import BatchgenError, OutputUnavailable, TooManyRowErrors
 from batchgen.pipeline.assembly import Assembly, WholeShard
 from batchgen.pipeline.ports import EngineLike, FeederLike, PreparedRow
 from batchgen.pipeline.progress import Progress, ProgressSnapshot
@@ -107,8 +107,7 @@ class Drive:
         """Work until everything is committed."""
         try:
             while not self._assembly.is_done:
-                if stop.reason is not None:
-                    raise Interrupted(f"{stop.reason}: stopped in good order; the same command goes on from here")
+                stop.check()
                 self._admit(feeder)
                 for completion in self._engine.step() if self._engine.num_unfinished else ():
                     self._complete(completion)

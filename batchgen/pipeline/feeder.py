@@ -13,6 +13,7 @@ from batchgen.config import JobConfig
 from batchgen.data.input_rows import InputRow, InputScan
 from batchgen.errors import BatchgenError, InputError, JobError
 from batchgen.pipeline.child import ChildClosed, ChildDied, Limits, PreparerChild
+from batchgen.pipeline.machine_errors import machine_errors
 from batchgen.pipeline.ports import PreparedRow
 from batchgen.pipeline.preparer import EncodedRow
 from batchgen.pipeline.prompts import PreparerSpec
@@ -157,7 +158,10 @@ class PromptFeeder:
     def _start(self) -> PreparerChild:
         for _ in range(_ATTEMPTS):
             try:
-                return PreparerChild(self._spec, self._limits, self._closing.is_set)
+                with machine_errors():
+                    return PreparerChild(self._spec, self._limits, self._closing.is_set)
+            except OSError as error:
+                raise BatchgenError(f"the process that renders prompts cannot be started: {error}") from error
             except ChildDied as death:
                 if death.out_of_time:
                     raise JobError("prompt: compiling the templates takes too long; simplify them") from death

@@ -40,8 +40,10 @@ class Generation:
         stack.callback(self.write_metrics)
 
     def load_engine(self) -> EngineLike:
-        """The engine, loaded if it is not yet."""
+        """The engine, loaded if it is not yet; raises Interrupted where there is a reason to stop."""
         if self.engine is None:
+            # Loading can take minutes: who asked to stop before it does not wait for it.
+            self._stop.check()
             self.engine = self._stack.enter_context(closing(self._session.make_engine()))
         return self.engine
 

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from batchgen.errors import BatchgenError, JobError
 from batchgen.grammar import Grammar, GrammarError, token_trie
-from batchgen.pipeline.confinement import arm, die_with_parent, limit_memory
+from batchgen.pipeline.confinement import arm, child_code, limit_memory
 from batchgen.response_format import ResponseFormat
 from batchgen.tokenizer import Tokenizer
 
-_MAIN = "from batchgen.pipeline.grammar_check import main; main()"
+_MAIN = child_code("batchgen.pipeline.grammar_check")
 _ANY_ID = 0
 
 
@@ -74,7 +74,6 @@ def _death(status: int, what: str, limits: GrammarLimits) -> str:
 def main() -> None:
     """What the child runs."""
     connection = Connection(int(sys.argv[1]))
-    die_with_parent(int(sys.argv[2]))
     fields, directory, limits = connection.recv()
     connection.send(_problem(ResponseFormat.model_validate(fields), directory, limits, connection))
 

@@ -19,6 +19,7 @@ from batchgen.errors import OutputDamaged
 from batchgen.pipeline.assembly import ShardBuilder, WholeShard, counts
 from batchgen.pipeline.card import card, write_card
 from batchgen.pipeline.generation import Generation
+from batchgen.pipeline.machine_errors import machine_errors
 from batchgen.pipeline.plan import ranges_of
 from batchgen.pipeline.ports import Services
 from batchgen.pipeline.progress import Progress
@@ -104,7 +105,7 @@ def _redo(
     services: Services | None,
     options: OpenOptions,
 ) -> JobReport:
-    with StopWatch(job.run.max_runtime, job.run.grace) as stop, ExitStack() as stack:
+    with machine_errors(), StopWatch(job.run.max_runtime, job.run.grace) as stop, ExitStack() as stack:
         session = open_session(job, services or default_services(), Watcher(progress), stack, options)
         generation = Generation(session, stop, stack)
         shards = choose(session)

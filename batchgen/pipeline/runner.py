@@ -11,6 +11,7 @@ from batchgen.pipeline.assembly import WholeShard, counts
 from batchgen.pipeline.card import card, write_card
 from batchgen.pipeline.drive import Tally, check_error_rate
 from batchgen.pipeline.generation import REDONE_CODES, Generation
+from batchgen.pipeline.machine_errors import machine_errors
 from batchgen.pipeline.plan import covered, gaps, incompleteness, plan_shards
 from batchgen.pipeline.ports import Services
 from batchgen.pipeline.progress import Progress
@@ -39,7 +40,7 @@ def run_job(
     Raises JobError, TooManyRowErrors, OutputLocked, FingerprintMismatch, OutputDamaged, OutputUnavailable and
     Interrupted, each with its exit code; in every case what is committed is intact, and running again goes on.
     """
-    with StopWatch(job.run.max_runtime, job.run.grace) as stop, ExitStack() as stack:
+    with machine_errors(), StopWatch(job.run.max_runtime, job.run.grace) as stop, ExitStack() as stack:
         session = open_session(job, services or default_services(), Watcher(progress), stack, options)
         generation = Generation(session, stop, stack)
         left = _left(session, generation.tally)

@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import jsonschema
 import pytest
@@ -156,3 +159,50 @@ def test_a_bug_shows_its_traceback_and_asks_for_a_report() -> None:
     assert result.returncode == ExitCode.BUG
     assert "ZeroDivisionError: division by zero" in result.stderr
     assert result.stderr.splitlines()[-1].startswith(f"batchgen {__version__}: this is a bug. Please report it")
+
+
+@pytest.mark.parametrize("arguments", [["schema"], ["validate", str(VALID)]], ids=["much", "little"])
+def test_a_full_disk_under_what_is_printed_is_an_io_error(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "batchgen.cli", *arguments]
+        result = subprocess.run(command, cwd=ROOT, check=False, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert result.returncode == ExitCode.IO_ERROR
+    assert result.stderr.startswith("batchgen: No space left on device; free some space")
+
+
+def test_a_full_disk_under_the_log_leaves_the_exit_code_as_it_is() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "batchgen.cli", "validate", str(INVALID)]
+        assert subprocess.run(command, cwd=ROOT, check=False, stderr=full).returncode == ExitCode.JOB_REFUSED
+
+
+def test_a_closed_standard_output_is_no_bug() -> None:
+    command = f"{sys.executable} -m batchgen.cli validate {VALID} >&-"
+    assert subprocess.run(["sh", "-c", command], cwd=ROOT, check=False).returncode == ExitCode.OK
+
+
+def test_a_reader_that_has_seen_enough_is_no_bug() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "batchgen.cli", "schema"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_before_the_run_watches_for_it_ends_with_75(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGUSR1)]
+
+    def load(module: str) -> NoReturn:
+        os.kill(os.getpid(), number)
+        raise AssertionError("the signal has no effect")
+
+    monkeypatch.setattr(cli, "import_module", load)
+    assert main(monkeypatch, "run", str(VALID)) == ExitCode.INTERRUPTED
+    assert capsys.readouterr().err == "batchgen: interrupted; the same command goes on where it ended\n"
+    for each, handler in zip((signal.SIGTERM, signal.SIGUSR1), handlers, strict=True):
+        signal.signal(each, handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from batchgen.errors import BatchgenError, InputError, JobError
+from batchgen.errors import BatchgenError, InputError, JobError, OutputUnavailable
 from batchgen.pipeline import feeder as feeder_module
 from batchgen.pipeline.child import Limits
 from batchgen.pipeline.feeder import PreparedRow, PromptFeeder, check_prompts
@@ -105,6 +106,32 @@ def test_a_machine_that_kills_every_child_ends_the_run(tmp_path: Path, monkeypat
         with pytest.raises(BatchgenError, match="for 2 rows in a row; see to the machine"):
             drain(feeder)
         assert feeder.get(timeout=0) is None
+
+
+@pytest.mark.parametrize("num_started", [0, 1])
+def test_a_child_that_cannot_be_started_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_started: int
+) -> None:
+    """At the start, and in the place of one that was killed."""
+    left = [feeder_module.PreparerChild] * num_started
+
+    def start(*arguments: Any) -> Any:
+        if not left:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return left.pop()(*arguments)
+
+    monkeypatch.setattr(feeder_module, "PreparerChild", start)
+    monkeypatch.setattr(feeder_module, "BATCH_ROWS", 4)
+    rows = [{"n": number} for number in range(60)]
+
+    def feed() -> None:
+        with feeding(tmp_path, rows, prompt={"template": "n {{ n }}"}) as feeder:
+            assert feeder.child_pid is not None
+            os.kill(feeder.child_pid, signal.SIGKILL)
+            drain(feeder)
+
+    with pytest.raises(OutputUnavailable, match="Too many open files"):
+        feed()
 
 
 def test_a_row_that_ends_its_child_is_an_error_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

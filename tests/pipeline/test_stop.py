@@ -4,29 +4,47 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 
+from batchgen.errors import Interrupted
 from batchgen.pipeline.stop import SIGNALS, StopWatch
 
 
-class Ended(BaseException):
+class Ending:
     """Stands for the end of the process."""
 
+    def __init__(self) -> None:
+        self.codes: list[int] = []
+        self._came = threading.Event()
 
-def end(code: int) -> None:
-    raise Ended(code)
+    def __call__(self, code: int) -> None:
+        self.codes.append(code)
+        self._came.set()
+
+    def wait(self) -> list[int]:
+        """The exit codes so far, once there is one."""
+        assert self._came.wait(10)
+        return self.codes
 
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_the_first_signal_is_noted_and_the_second_ends_the_process(number: signal.Signals) -> None:
+    end = Ending()
     with StopWatch(None, 60.0, end_process=end) as stop:
+        stop.check()
         assert stop.reason is None
         os.kill(os.getpid(), number)
         assert stop.reason == f"got {number.name}"
-        with pytest.raises(Ended, match="75"):
-            os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Interrupted, match=f"got {number.name}: stopped in good order"):
+            stop.check()
+        assert end.codes == []
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert end.wait() == [75]
+        assert stop.reason == f"got {number.name}"
 
 
 def test_handlers_are_put_back() -> None:
@@ -34,6 +52,7 @@ def test_handlers_are_put_back() -> None:
     with StopWatch(None, 60.0):
         assert signal.getsignal(signal.SIGTERM) != before[0]
     assert [signal.getsignal(number) for number in SIGNALS] == before
+    assert signal.set_wakeup_fd(-1) == -1
 
 
 def test_the_time_allowed_ends() -> None:
@@ -46,23 +65,43 @@ def test_the_time_allowed_ends() -> None:
 
 
 def test_the_process_ends_when_the_grace_is_over() -> None:
-    ended = threading.Event()
-    codes = []
-
-    def note(code: int) -> None:
-        codes.append(code)
-        ended.set()
-
-    with StopWatch(None, 0.01, end_process=note):
+    end = Ending()
+    with StopWatch(None, 0.01, end_process=end):
         os.kill(os.getpid(), signal.SIGTERM)
-        assert ended.wait(10)
-    assert codes == [75]
+        assert end.wait() == [75]
 
 
-def test_no_grace_runs_after_the_end() -> None:
-    with StopWatch(None, 60.0, end_process=end):
+def test_the_process_ends_when_the_grace_after_the_time_allowed_is_over() -> None:
+    end = Ending()
+    with StopWatch(0.01, 0.01, end_process=end):
+        assert end.wait() == [75]
+
+
+@pytest.mark.parametrize(
+    ("signals", "grace"), [([signal.SIGTERM], 0.3), ([signal.SIGTERM, signal.SIGUSR1], 60.0)], ids=["grace", "second"]
+)
+def test_a_main_thread_that_is_busy_in_c_delays_neither_the_grace_nor_the_second_signal(
+    signals: list[signal.Signals], grace: float
+) -> None:
+    # The second lock of a mutex never comes back, whatever signals come: as a very long step of the engine.
+    code = (
+        "import ctypes; from batchgen.pipeline.stop import StopWatch\n"
+        "libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)\n"
+        f"with StopWatch(None, {grace}):\n"
+        "    libc.pthread_mutex_lock(mutex); print('ready', flush=True); libc.pthread_mutex_lock(mutex)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        for number in signals:
+            process.send_signal(number)
+        assert process.wait(10) == 75
+
+
+def test_no_thread_is_left_after_the_end() -> None:
+    with StopWatch(None, 60.0, end_process=Ending()):
         os.kill(os.getpid(), signal.SIGUSR1)
-    assert not any(isinstance(thread, threading.Timer) and thread.is_alive() for thread in threading.enumerate())
+    assert not any(thread.name == "stop-watch" for thread in threading.enumerate())
 
 
 def test_outside_the_main_thread_signals_stay_as_they_are() -> None:
