@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import secrets
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,9 @@ from batchgen.data.recovery import Inspect, Recovery
 from batchgen.data.sealed import seal, unseal
 from batchgen.data.writer import WrittenShard
 from batchgen.errors import FingerprintMismatch, JobError, OutputDamaged, OutputLocked, OutputUnavailable
+
+_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EINVAL)
+"""Why a directory above the output cannot be synced that another user or the system has made."""
 
 _ATTEMPT_TIME = "%Y%m%dT%H%M%S"
 
@@ -50,6 +54,15 @@ def read_plan(files: OutputFiles, paths: OutputPaths) -> PlanRecord | None:
     raise OutputDamaged(f"{paths.plan}: is not intact; restore it, or begin again in another output.path")
 
 
+def _sync_if_allowed(files: OutputFiles, directory: Path) -> None:
+    """Sync a directory, unless it is one that this process may not read, and so has made nothing in."""
+    try:
+        files.sync_directory(directory)
+    except OutputUnavailable as error:
+        if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in _NOT_OURS:
+            raise
+
+
 class Ledger:
     """Everything durable about one output, held under its lock.
 
@@ -75,9 +88,12 @@ class Ledger:
             if files.status(parent) is None:
                 files.make_directory(parent)
                 files.sync_directory(parent.parent)
+        if files.status(paths.plan) is None:
+            for parent in root.parents:
+                _sync_if_allowed(files, parent)
         lock = OutputLock.acquire(files, paths.lock, new_attempt(), wait_seconds)
         try:
-            # The run that made the directories may have died before it could sync their names.
+            # As above: a run that made directories may have died before it could sync their names.
             files.sync_directory(root)
             files.sync_directory(paths.state)
             ledger = cls(files, paths, lock)
@@ -210,6 +226,8 @@ class Ledger:
         except FileNotFoundError:
             return
         if marker is not None:
+            # Written anew: a run that was killed may not have come to sync it, and what it names goes now.
+            self.files.replace(self.paths.overwriting, seal(marker), self.temporary("overwriting.json"))
             self._remove_old(marker["files"])
         self.files.unlink(self.paths.overwriting)
         self.files.sync_directory(self.paths.state)

@@ -92,11 +92,22 @@ class Recovery:
         if found.torn is not None:
             self._set_aside(found.torn, "a commit record was cut off while it was written")
             next_number -= 1
+        if found.records:
+            self._settle(found.records[-1].number)
         log = CommitLog(self._files, self._paths.commits, fingerprint, next_number)
         shards = dict(state.shards)
         self._finish_replacement(state, log, shards)
         self._adopt(log, shards, fingerprint)
         return Recovered(log, shards, self._notes, [])
+
+    def _settle(self, number: int) -> None:
+        """Write the newest record anew: a run that was killed may not have come to sync it, and more will build on it.
+
+        All older ones were synced before the newest was begun.
+        """
+        path = record_path(self._paths.commits, number)
+        temporary = self._paths.temporary / f"{self._attempt}-{path.name}"
+        self._files.replace(path, self._files.read(path), temporary)
 
     def _set_aside(self, path: Path, reason: str) -> None:
         target = set_aside(self._files, self._paths, path, self._attempt)

@@ -22,11 +22,12 @@ class PowerCut(BaseException):
 
 @dataclass
 class Inode:
-    """One file: its bytes, and those of them that are on the disk."""
+    """One file: its bytes, and those of them that are on the disk. Or a directory."""
 
     number: int
     content: bytearray = field(default_factory=bytearray)
     durable: bytes = b""
+    directory: Directory | None = None
 
 
 @dataclass
@@ -49,8 +50,8 @@ class Directory:
 class SimulatedBackend:
     """A FileBackend whose power fails before its N-th operation.
 
-    Directories are durable once made; a rename within or across directories is a change of two names, of which any
-    may reach the disk first.
+    A rename within or across directories is a change of two names, of which any may reach the disk first. A directory
+    whose name is lost takes everything in it along.
     """
 
     def __init__(self, cut_at: int | None = None) -> None:
@@ -60,15 +61,15 @@ class SimulatedBackend:
         self.before: Callable[[str, Path], None] | None = None
         """Called before each operation with its kind and path; may raise OSError, or end the process."""
         self.is_off = False
-        self._directories: dict[Path, Directory] = {Path("/"): Directory()}
+        self._root = Directory()
         self._num_inodes = 0
         self._locks: set[Path] = set()
 
     def lose_power(self, fate: Fate, seed: int = 0) -> None:
         """Forget what was not durable, and switch on again."""
         chance = random.Random(seed)
-        inodes = {id(each): each for directory in self._directories.values() for each in _all_inodes(directory)}
-        for directory in self._directories.values():
+        inodes = _reachable(self._root)
+        for directory in [self._root, *(inode.directory for inode in inodes if inode.directory is not None)]:
             for name, inode in _surviving(directory.pending, fate, chance):
                 if inode is None:
                     directory.durable.pop(name, None)
@@ -76,7 +77,7 @@ class SimulatedBackend:
                     directory.durable[name] = inode
             directory.pending.clear()
             directory.entries = dict(directory.durable)
-        for inode in inodes.values():
+        for inode in inodes:
             written = bytes(inode.content)
             inode.durable = _surviving_content(inode.durable, written, fate, chance)
             inode.content = bytearray(inode.durable)
@@ -108,10 +109,13 @@ class SimulatedBackend:
         directory = self._directory(path.parent)
         if path.name in directory.entries:
             raise FileExistsError(errno.EEXIST, "exists", str(path))
-        self._num_inodes += 1
-        inode = Inode(self._num_inodes)
+        inode = self._new_inode(None)
         directory.set(path.name, inode)
         return SimulatedFile(self, path, inode)
+
+    def _new_inode(self, directory: Directory | None) -> Inode:
+        self._num_inodes += 1
+        return Inode(self._num_inodes, directory=directory)
 
     def open_read(self, path: Path) -> BinaryIO:
         self._refuse_off()
@@ -136,10 +140,11 @@ class SimulatedBackend:
         self._directory(path.parent).set(path.name, None)
 
     def make_directory(self, path: Path) -> None:
-        self._refuse_off()
-        if path in self._directories:
+        self.operation("make_directory", path)
+        parent = self._directory(path.parent)
+        if path.name in parent.entries:
             raise FileExistsError(errno.EEXIST, "exists", str(path))
-        self._directories[path] = Directory()
+        parent.set(path.name, self._new_inode(Directory()))
 
     def sync_directory(self, path: Path) -> None:
         self.operation("sync_directory", path)
@@ -153,10 +158,10 @@ class SimulatedBackend:
 
     def status(self, path: Path) -> FileStatus:
         self._refuse_off()
-        if path in self._directories:
+        if path == path.parent:
             return FileStatus(0, False, 0, 0)
         inode = self._inode(path)
-        return FileStatus(len(inode.content), True, inode.number, 0)
+        return FileStatus(len(inode.content), inode.directory is None, inode.number, 0)
 
     def try_lock(self, path: Path) -> LockedFile | None:
         self._refuse_off()
@@ -177,9 +182,13 @@ class SimulatedBackend:
             raise PowerCut
 
     def _directory(self, path: Path) -> Directory:
-        if path not in self._directories:
+        directory: Directory | None = self._root
+        for name in path.parts[1:]:
+            inode = directory.entries.get(name) if directory is not None else None
+            directory = None if inode is None else inode.directory
+        if directory is None:
             raise FileNotFoundError(errno.ENOENT, "no such directory", str(path))
-        return self._directories[path]
+        return directory
 
     def _inode(self, path: Path) -> Inode:
         inode = self._directory(path.parent).entries.get(path.name)
@@ -225,9 +234,19 @@ class SimulatedLock:
         self._backend.unlock(self._path)
 
 
-def _all_inodes(directory: Directory) -> list[Inode]:
-    pending = [inode for _, inode in directory.pending if inode is not None]
-    return [*directory.entries.values(), *directory.durable.values(), *pending]
+def _reachable(root: Directory) -> list[Inode]:
+    """Every file and directory that has a name now, on the disk, or in a change that is not on it yet."""
+    found: dict[int, Inode] = {}
+    left = [root]
+    while left:
+        directory = left.pop()
+        pending = [inode for _, inode in directory.pending if inode is not None]
+        for inode in (*directory.entries.values(), *directory.durable.values(), *pending):
+            if id(inode) not in found:
+                found[id(inode)] = inode
+                if inode.directory is not None:
+                    left.append(inode.directory)
+    return list(found.values())
 
 
 def _surviving(

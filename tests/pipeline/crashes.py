@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from batchgen.data.files import OutputFiles
 from batchgen.data.layout import OutputPaths
 from batchgen.data.sealed import unseal
 from batchgen.pipeline.runner import run_job
+from batchgen.pipeline.stored import read_output
+from batchgen.pipeline.verify import verify
 from tests.data.simulated_files import PowerCut, SimulatedBackend
 from tests.pipeline.fakes import FakeWorld
 
@@ -53,6 +56,7 @@ def check_output(files: OutputFiles, root: Path, expected: Rows) -> None:
         content = files.read(paths.shard(number))
         assert len(content) == shard.num_bytes
     assert unseal(files.read(paths.plan)) is not None
+    assert verify(read_output(files, root)).problems == []
 
 
 @dataclass
@@ -67,9 +71,17 @@ class SimulatedDisk:
     def files(self) -> OutputFiles:
         return OutputFiles(self.backend)
 
+    def copy(self) -> SimulatedDisk:
+        """The same disk, to be written to on its own."""
+        return replace(self, backend=deepcopy(self.backend))
+
+    def world(self) -> FakeWorld:
+        """What a run on this disk works with."""
+        return FakeWorld(backend=self.wrap(self.backend))
+
     def run(self) -> FakeWorld:
         """Run the job to its end; raises PowerCut where the power fails before it."""
-        world = FakeWorld(backend=self.wrap(self.backend))
+        world = self.world()
         run_job(self.job, services=world.services)
         return world
 
@@ -88,7 +100,12 @@ class SimulatedDisk:
     @property
     def num_acknowledged(self) -> int:
         """Commits that returned to the runner: their records were durable, so nothing may lose them."""
-        return sum(line.startswith("sync_directory") and line.endswith("/commits") for line in self.backend.log)
+        acknowledged, has_new = 0, False
+        for line in self.backend.log:
+            has_new |= line.startswith("create") and "/commits/" in line
+            if has_new and line.startswith("sync_directory") and line.endswith("/commits"):
+                acknowledged, has_new = acknowledged + 1, False
+        return acknowledged
 
     def durable_shards(self) -> dict[int, ShardFile]:
         return committed_shards(self.files, self.job.output_dir)
