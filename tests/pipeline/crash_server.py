@@ -8,23 +8,30 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
+from itertools import count, islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import pyarrow as pa
 
 from batchgen.config import JobConfig
 from batchgen.data.file_backend import FileBackend, OsBackend, WritableFile
-from batchgen.errors import BatchgenError
+from batchgen.errors import BatchgenError, ExitCode
+from batchgen.pipeline.ports import Services
+from batchgen.pipeline.redo import rerun
 from batchgen.pipeline.runner import run_job
+from batchgen.pipeline.services import default_services, make_feeder
 from batchgen.pipeline.session import OpenOptions
 from tests.pipeline.fakes import FakeEngine, FakeWorld, make_job
 
@@ -35,13 +42,22 @@ class Run:
 
     job: dict[str, Any]
     base_dir: str
+    command: Literal["run", "rerun", "overwrite"] = "run"
+    """What is run: the job, a rerun of every second row, or the job over an output of another one."""
     kill_at: int | None = None
     """SIGKILL itself at the N-th file operation."""
     fail_at: int | None = None
-    """Raise an error of the system at the N-th write or sync."""
+    """Raise an error of the system at the N-th operation of `fail_kinds`."""
     fail_errno: int = 0
+    fail_kinds: tuple[str, ...] = ("write", "sync")
     is_sticky: bool = False
-    """Whether every later write and sync fails too."""
+    """Whether every later one of them fails too."""
+    max_open_files: int | None = None
+    """Limit of file descriptors beyond those that are open at the start."""
+    has_child: bool = False
+    """Whether prompts are made in a child process, as in earnest."""
+    is_real: bool = False
+    """Whether the model and everything else is real; nothing of the above is."""
     step_seconds: float = 0.0
     wait_seconds: float = 0.0
 
@@ -50,37 +66,47 @@ class Run:
         """A run of this job."""
         return cls(job.model_dump(mode="json", by_alias=True), str(job.base_dir), **options)
 
+    @property
+    def output_dir(self) -> Path:
+        """Where its output lies."""
+        return Path(self.base_dir) / self.job["output"]["path"]
+
 
 class CountingBackend(OsBackend):
-    """Calls back before every operation that changes something."""
+    """Calls back before every operation that changes something, with its kind and path."""
 
-    def __init__(self, before: Callable[[str], None]) -> None:
+    def __init__(self, before: Callable[[str, Path], None]) -> None:
         self.before = before
 
+    def make_directory(self, path: Path) -> None:
+        self.before("make_directory", path)
+        super().make_directory(path)
+
     def create(self, path: Path) -> WritableFile:
-        self.before("create")
-        return _CountingFile(super().create(path), self.before)
+        self.before("create", path)
+        return _CountingFile(super().create(path), path, self.before)
 
     def link(self, source: Path, target: Path) -> None:
-        self.before("link")
+        self.before("link", target)
         super().link(source, target)
 
     def rename(self, source: Path, target: Path) -> None:
-        self.before("rename")
+        self.before("rename", target)
         super().rename(source, target)
 
     def unlink(self, path: Path) -> None:
-        self.before("unlink")
+        self.before("unlink", path)
         super().unlink(path)
 
     def sync_directory(self, path: Path) -> None:
-        self.before("sync")
+        self.before("sync", path)
         super().sync_directory(path)
 
 
 class _CountingFile:
-    def __init__(self, file: WritableFile, before: Callable[[str], None]) -> None:
+    def __init__(self, file: WritableFile, path: Path, before: Callable[[str, Path], None]) -> None:
         self._file = file
+        self._path = path
         self._before = before
         self.close = file.close
 
@@ -88,24 +114,24 @@ class _CountingFile:
         half = len(data) // 2
         self._file.write(data[:half])
         # In the middle of a write: what is on the disk is torn.
-        self._before("write")
+        self._before("write", self._path)
         self._file.write(data[half:])
 
     def sync(self) -> None:
-        self._before("sync")
+        self._before("sync", self._path)
         self._file.sync()
 
 
 def _backend(run: Run) -> FileBackend:
     count = 0
 
-    def before(kind: str) -> None:
+    def before(kind: str, path: Path) -> None:
         nonlocal count
         if run.kill_at is not None:
             if count == run.kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
             count += 1
-        if run.fail_at is not None and kind in ("write", "sync"):
+        if run.fail_at is not None and kind in run.fail_kinds:
             failing = count == run.fail_at or (run.is_sticky and count > run.fail_at)
             count += 1
             if failing:
@@ -116,14 +142,36 @@ def _backend(run: Run) -> FileBackend:
 
 def _run(run: Run) -> int:
     job = JobConfig.model_validate(run.job).model_copy(update={"base_dir": Path(run.base_dir)})
-    pause = (lambda: time.sleep(run.step_seconds)) if run.step_seconds else None
-    world = FakeWorld(backend=_backend(run), make=lambda: FakeEngine(on_step=pause))
+    services = default_services() if run.is_real else _fake_services(run, job)
+    if run.max_open_files is not None:
+        _limit_open_files(run.max_open_files)
+    options = OpenOptions(wait_seconds=run.wait_seconds, overwrite=run.command == "overwrite")
     try:
-        run_job(job, services=world.services, options=OpenOptions(wait_seconds=run.wait_seconds))
+        if run.command == "rerun":
+            rerun(job, "batchgen.row % 2 == 0", services=services, options=options)
+        else:
+            run_job(job, services=services, options=options)
     except BatchgenError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return int(error.exit_code)
+    except Exception:  # noqa: BLE001  As the program does: any other error is a bug.
+        traceback.print_exc()
+        return int(ExitCode.BUG)
     return 0
+
+
+def _fake_services(run: Run, job: JobConfig) -> Services:
+    pause = (lambda: time.sleep(run.step_seconds)) if run.step_seconds else None
+    world = FakeWorld(_backend(run), lambda: FakeEngine(on_step=pause), model_directory=job.base_dir / "model")
+    return replace(world.services, make_feeder=make_feeder) if run.has_child else world.services
+
+
+def _limit_open_files(num_more: int) -> None:
+    """Let this process open so many files more, wherever their numbers are free."""
+    taken = {int(name) for name in os.listdir("/proc/self/fd")}
+    free = (number for number in count() if number not in taken)
+    limit = next(islice(free, num_more, None))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
 
 def _serve() -> NoReturn:
@@ -132,6 +180,8 @@ def _serve() -> NoReturn:
     with tempfile.TemporaryDirectory() as directory:
         # What is imported late, by pyarrow above all, is then there for every child.
         _run(Run.of(make_job(Path(directory))))
+    if sys.argv[1:] == ["real"]:
+        import_module("batchgen.engine.engine")
     for line in sys.stdin:
         request = json.loads(line)
         if "wait" in request:
@@ -151,10 +201,11 @@ def _serve() -> NoReturn:
 class CrashServer:
     """The test's side of the server."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, is_real: bool = False) -> None:
+        """With `is_real` it has loaded what real runs need too."""
         self.log = log
         """What the runs wrote to stderr."""
-        command = [sys.executable, "-m", "tests.pipeline.crash_server"]
+        command = [sys.executable, "-m", "tests.pipeline.crash_server", *(["real"] if is_real else [])]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self) -> CrashServer:

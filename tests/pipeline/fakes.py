@@ -173,6 +173,7 @@ class FakeWorld:
     backend: FileBackend | None = None
     make: Callable[[], FakeEngine] = FakeEngine
     model: str = "weights"
+    model_directory: Path = Path()
     engines: list[FakeEngine] = field(default_factory=list)
 
     @property
@@ -190,7 +191,7 @@ class FakeWorld:
         return sum(engine.num_tokens for engine in self.engines)
 
     def _find_model(self, job: JobConfig, known: Mapping[str, list[Any]]) -> ModelFiles:
-        return ModelFiles(Path(), {"model.safetensors": [self.model, 1, 1, 1]})
+        return ModelFiles(self.model_directory, {"model.safetensors": [self.model, 1, 1, 1]})
 
     def _make_engine(self, job: JobConfig, directory: Path) -> FakeEngine:
         self.engines.append(self.make())

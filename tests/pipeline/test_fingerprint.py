@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from batchgen.config import JobConfig
 from batchgen.data.files import OutputFiles
@@ -17,48 +19,69 @@ from tests.pipeline.fakes import FakeWorld, interrupt_after, make_job
 
 FILES = OutputFiles()
 
-IDENTITY: dict[str, Any] = {
+CHAT = {"column": None, "messages": [{"role": "user", "content": "{{ prompt }}"}]}
+
+EDITS: dict[str, Any] = {
     "model.path": "other",
-    "model.revision": "main",
     "model.dtype": "bfloat16",
-    "model.max_model_len": 99,
     "input.path": "./in.jsonl",
-    "input.format": "jsonl",
     "input.columns": ["id"],
     "input.schema": {"id": "int32"},
-    "input.on_error": "fail",
+    "input.id_column": "id",
+    "input.unique_ids": {"id_column": "id", "unique_ids": True},
     "input.where": "id > -1",
-    "input.sample": 10,
-    "input.limit": 10,
-    "prompt.allow_special_tokens": True,
-    "prompt.truncate": "left",
-    "sampling.n": 3,
-    "sampling.temperature": 0.5,
-    "sampling.top_k": 7,
-    "sampling.top_p": 0.5,
-    "sampling.max_tokens": 9,
-    "sampling.stop": ["x"],
-    "sampling.stop_token_ids": [4],
-    "sampling.ignore_eos": True,
-    "sampling.seed": 2,
-    "output.samples": "explode",
-    "output.token_ids": True,
-    "output.prefix": "x_",
-}
-OPERATIONAL: dict[str, Any] = {
+    "prompt.template": {"column": None, "template": "{{ prompt }}"},
+    "prompt.column": "id",
+    "prompt.messages": CHAT,
+    "prompt.messages_column": {"column": None, "messages_column": "prompt"},
+    "prompt.token_ids_column": {"column": None, "token_ids_column": "prompt"},
+    "prompt.system": {**CHAT, "system": "x"},
+    "prompt.few_shot": {**CHAT, "few_shot": {"examples": [{"prompt": "x"}], "answer": "y"}},
+    "prompt.assistant_prefill": {**CHAT, "assistant_prefill": "x"},
+    "prompt.chat_template": {**CHAT, "chat_template": "x"},
+    "prompt.chat_template_kwargs": {**CHAT, "chat_template_kwargs": {"x": 1}},
+    "prompt.tools": {**CHAT, "tools": [{"x": 1}]},
+    "sampling.logit_bias": {5: 1.0},
+    "sampling.response_format": {"type": "regex", "regex": "x"},
+    "sampling.on_incomplete": {"response_format": {"type": "regex", "regex": "x"}, "on_incomplete": "retry"},
+    "sampling.beam": {"n": 1, "beam": {"width": 2}},
     "engine.device": "cpu",
     "engine.block_size": 32,
-    "engine.kv_cache_memory": "64MiB",
-    "engine.max_batch_tokens": 100,
-    "engine.max_sequences": 3,
-    "engine.threads": 1,
-    "output.shard_rows": 3,
     "run.max_error_rate": 0.5,
-    "run.max_runtime": "1h",
-    "run.grace": "5s",
-    "run.journal_interval": "1s",
-    "input.on_growth": "append",
 }
+"""By key its other value, or the other values of several keys that go together; only where none of VALUES will do."""
+
+VALUES = (9, 0.5, "x", ["x"], [9], True)
+
+
+def options(annotation: Any) -> list[Any]:
+    """The values that a type names."""
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    return [value for part in get_args(annotation) for value in options(part)]
+
+
+def keys_of_the_job() -> dict[str, Any]:
+    """Every key of every section with its type."""
+    sections = {name: field.annotation for name, field in JobConfig.model_fields.items()}
+    return {
+        f"{name}.{field.alias or key}": field.annotation
+        for name, section in sections.items()
+        if isinstance(section, type) and issubclass(section, BaseModel)
+        for key, field in section.model_fields.items()
+    }
+
+
+KEYS = {
+    key: kind for key, kind in keys_of_the_job().items() if get_origin(kind) is not Literal or len(get_args(kind)) > 1
+}
+"""All that can be edited: those with one value only, such as a feature that is not built yet, cannot."""
+
+OPERATIONAL = [
+    *sorted(key for key in KEYS if key.startswith(("engine.", "run."))),
+    *("output.path", "output.shard_rows", "input.on_growth"),
+]
+IDENTITY = sorted(KEYS.keys() - set(OPERATIONAL))
 
 
 def begun(root: Path) -> JobConfig:
@@ -69,34 +92,72 @@ def begun(root: Path) -> JobConfig:
     return job
 
 
-def edited(root: Path, key: str, value: Any) -> JobConfig:
+def edited(root: Path, key: str) -> JobConfig:
+    """The job with one key changed."""
     section, name = key.split(".")
-    return make_job(root, **{section: {name: value}})  # type: ignore[arg-type]
+    job = make_job(root)
+    edit = EDITS.get(key)
+    together = edit if isinstance(edit, dict) and name in edit else None
+    for value in [edit] if key in EDITS else [*options(KEYS[key]), *VALUES]:
+        with suppress(ValidationError):
+            other = make_job(root, **{section: together or {name: value}})
+            if value_of(other, key) != value_of(job, key):
+                return other
+    raise AssertionError(f"put another value for {key} into EDITS")
 
 
-@pytest.mark.parametrize(("key", "value"), IDENTITY.items())
-def test_a_key_of_the_identity_is_refused_by_name(tmp_path: Path, key: str, value: Any) -> None:
-    job = begun(tmp_path)
-    before = committed_rows(FILES, job.output_dir)
+def value_of(job: JobConfig, key: str) -> Any:
+    section, name = key.split(".")
+    return job.model_dump(mode="json", by_alias=True)[section][name]
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
+    return begun(tmp_path_factory.mktemp("interrupted"))
+
+
+@pytest.mark.parametrize("key", IDENTITY)
+def test_a_key_of_the_identity_is_refused_by_name(interrupted: JobConfig, key: str) -> None:
+    before = committed_rows(FILES, interrupted.output_dir)
+    assert before
     with pytest.raises(FingerprintMismatch, match=rf"\n  {key}: .* in the output, .* in the job\n"):
-        run_job(edited(tmp_path, key, value), services=FakeWorld().services)
-    assert committed_rows(FILES, job.output_dir) == before
+        run_job(edited(interrupted.base_dir, key), services=FakeWorld().services)
+    assert committed_rows(FILES, interrupted.output_dir) == before
 
 
-def test_an_operational_key_may_change(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", OPERATIONAL)
+def test_an_operational_key_may_change(tmp_path: Path, key: str) -> None:
     calm = make_job(tmp_path, output={"path": "calm"})
     run_job(calm, services=FakeWorld().services)
-    job = begun(tmp_path)
-    for key, value in OPERATIONAL.items():
-        with pytest.raises(Interrupted):
-            run_job(edited(tmp_path, key, value), services=FakeWorld(make=interrupt_after(1)).services)
-    run_job(job, services=FakeWorld().services)
-    check_output(FILES, job.output_dir, committed_rows(FILES, calm.output_dir))
+    job, other = begun(tmp_path), edited(tmp_path, key)
+    if job.output_dir != other.output_dir:
+        job.output_dir.rename(other.output_dir)
+    world = FakeWorld()
+    run_job(other, services=world.services)
+    assert world.num_rows < 10
+    check_output(FILES, other.output_dir, committed_rows(FILES, calm.output_dir))
 
 
-def test_no_key_of_the_job_is_forgotten_here(tmp_path: Path) -> None:
-    assert make_job(tmp_path).identity().keys() >= IDENTITY.keys()
-    assert not make_job(tmp_path).identity().keys() & OPERATIONAL.keys()
+def test_the_lists_above_are_what_the_job_says_of_itself(tmp_path: Path) -> None:
+    fixed = keys_of_the_job().keys() - KEYS.keys()
+    assert make_job(tmp_path).identity().keys() - {"version"} - fixed == set(IDENTITY)
+
+
+@pytest.mark.parametrize(
+    ("key", "before", "after"),
+    [("model.dtype", "float32", "bfloat16"), ("model.max_model_len", 9, 8), ("resolved.device", "cpu", "cuda")],
+)
+def test_what_auto_comes_to_may_not_change(tmp_path: Path, key: str, before: Any, after: Any) -> None:
+    def world(value: Any) -> FakeWorld:
+        engine = interrupt_after(20)()
+        engine.resolved = {**engine.resolved, key: value}
+        return FakeWorld(make=lambda: engine)
+
+    job = make_job(tmp_path)
+    with pytest.raises(Interrupted):
+        run_job(job, services=world(before).services)
+    with pytest.raises(FingerprintMismatch, match=rf"{key}: .*{before}.* in the output, .*{after}.* in the job"):
+        run_job(job, services=world(after).services)
 
 
 def test_overwrite_begins_another_job_anew_and_goes_on_with_the_same(tmp_path: Path) -> None:
@@ -104,7 +165,7 @@ def test_overwrite_begins_another_job_anew_and_goes_on_with_the_same(tmp_path: P
     world = FakeWorld()
     report = run_job(job, services=world.services, options=OpenOptions(overwrite=True))
     assert report.num_rows_this_run == 6
-    other = edited(tmp_path, "sampling.seed", 2)
+    other = make_job(tmp_path, sampling={"seed": 2})
     report = run_job(other, services=FakeWorld().services, options=OpenOptions(overwrite=True))
     assert report.num_rows_this_run == 10
     calm = make_job(tmp_path, sampling={"seed": 2}, output={"path": "calm"})
