@@ -137,7 +137,7 @@ def killed_at_random(root: Path, server: CrashServer, killed: Killed, num_kills:
     kill_at_random(server, run_of, killed, num_kills, longest=3.0 if has_child else 0.1)
 
 
-@pytest.mark.parametrize(("killed", "num_kills"), [("process", 20), ("main", 3)])
+@pytest.mark.parametrize(("killed", "num_kills"), [("process", 20), ("main", 2)])
 def test_kills_at_random_moments_lose_nothing(
     memory_dir: Path, server: CrashServer, killed: Killed, num_kills: int
 ) -> None:

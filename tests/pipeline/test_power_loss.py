@@ -213,7 +213,7 @@ WORKS = {
 
 @pytest.mark.parametrize("name", WORKS)
 def test_power_may_fail_during_work_on_an_output(tmp_path: Path, expected: Rows, name: str) -> None:
-    check_work(tmp_path, WORKS[name], "mixed", expected, step=8)
+    check_work(tmp_path, WORKS[name], "mixed", expected, step=16)
 
 
 @pytest.mark.slow
