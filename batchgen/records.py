@@ -105,3 +105,5 @@ class Completion:
     prompt_logprobs: list[list[TokenLogprob] | None] | None = None
     cached_tokens: int = 0
     """Prompt tokens served from shared prefixes; depends on neighbours, so it never goes into a row."""
+    seconds: float = 0.0
+    """From the first step of its first sequence to the end of the last one; 0 where it never ran. Never in a row."""

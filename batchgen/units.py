@@ -29,3 +29,14 @@ def parse_duration(text: str) -> float:
     if not _DURATION.fullmatch(text.strip()):
         raise ValueError(f'must be seconds or a time such as 90s, 30m or 1h30m, got the text "{text}"')
     return sum(float(number) * _DURATION_UNITS[unit] for number, unit in _DURATION_PART.findall(text))
+
+
+def duration(seconds: float) -> str:
+    """`3.2 s`, `1 min 20 s`, `2 h 05 min`; a whole number stays one."""
+    if seconds < 10:
+        return f"{seconds} s" if isinstance(seconds, int) else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes == 0:
+        return f"{rest} s"
+    hours, minutes_left = divmod(minutes, 60)
+    return f"{hours} h {minutes_left:02} min" if hours else f"{minutes} min {rest:02} s"

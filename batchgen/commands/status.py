@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from batchgen.commands.progress import duration
 from batchgen.data.files import OutputFiles
 from batchgen.pipeline.status import Status
 from batchgen.pipeline.status import status as look
 from batchgen.pipeline.stored import read_output
+from batchgen.units import duration
 
 
 def status(output: Path, *, as_json: bool) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from batchgen.commands.progress import duration
 from batchgen.config import OutputConfig
 from batchgen.pipeline.report import JobReport
 from batchgen.sampling_params import SamplingParams
+from batchgen.units import duration
 
 NUM_ROWS_SHOWN = 3
 TEXT_WIDTH = 280

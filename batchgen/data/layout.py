@@ -20,18 +20,28 @@ class OutputPaths:
         self.state = root / "_batchgen"
         self.plan = self.state / "plan.json"
         self.job = self.state / "job.yaml"
-        self.metrics = self.state / "metrics.json"
         self.overwriting = self.state / "overwriting.json"
         self.lock = self.state / "lock"
         self.commits = self.state / "commits"
         self.journal = self.state / "journal"
         self.temporary = self.state / "tmp"
+        self.metrics = self.state / "metrics"
+        self.report = self.state / "report.html"
         self.orphans = self.state / "orphans"
 
     @property
     def directories(self) -> tuple[Path, ...]:
         """All directories, parents first."""
-        return (self.root, self.state, self.data, self.commits, self.journal, self.temporary, self.orphans)
+        return (
+            self.root,
+            self.state,
+            self.data,
+            self.commits,
+            self.journal,
+            self.temporary,
+            self.metrics,
+            self.orphans,
+        )
 
     def shard(self, number: int) -> Path:
         """Where the finished file of a shard lies."""

@@ -239,10 +239,10 @@ class Ledger:
         self.files.sync_directory(paths.data)
         self.files.sync_directory(paths.root)
         # From the newest: what is left of the records must never have a gap.
-        for directory in (paths.commits, paths.journal, paths.temporary):
+        for directory in (paths.commits, paths.journal, paths.temporary, paths.metrics):
             for name in reversed(self.files.list_directory(directory)):
                 self.files.unlink(directory / name)
             self.files.sync_directory(directory)
-        for path in (paths.plan, paths.job, paths.metrics):
+        for path in (paths.plan, paths.job, paths.report):
             self.files.unlink(path)
         self.files.sync_directory(paths.state)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from batchgen.engine.beam import FinishedBeam
 from batchgen.engine.logprob_trail import trail_entries
 from batchgen.engine.sequence import Ending, Sequence, SequenceGroup
@@ -25,6 +27,7 @@ def completion_of(group: SequenceGroup, tokenizer: Tokenizer | None) -> Completi
         error=group.error or _incomplete(group, samples),
         prompt_logprobs=group.prompt_logprobs,
         cached_tokens=group.cached_tokens,
+        seconds=time.monotonic() - group.started if group.started else 0.0,
     )
 
 

@@ -106,6 +106,8 @@ class Engine:
             num_blocks=parts.scheduler.pool.num_blocks,
             block_size=parts.scheduler.pool.block_size,
             kv_cache_bytes=parts.kv_cache_bytes,
+            max_batch_tokens=parts.scheduler.max_batch_tokens,
+            max_sequences=parts.scheduler.max_sequences,
         )
 
     @property

@@ -33,6 +33,10 @@ class EngineMetrics:
     """Blocks copied on write."""
     num_blocks: int = 0
     block_size: int = 0
+    max_batch_tokens: int = 0
+    """Most tokens of one step."""
+    max_sequences: int = 0
+    """Most sequences in the batch."""
     peak_blocks_held: int = 0
     num_kv_samples: int = 0
     sum_useful_share: float = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import insort
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -337,6 +338,7 @@ class Scheduler:
                 num_running = len(self.running)
                 if sequence.group.age < 0:
                     sequence.group.age = self._next_age
+                    sequence.group.started = time.monotonic()
                     self._next_age += 1
                 self._start(sequence)
                 self._schedule_chunk(batch, sequence)

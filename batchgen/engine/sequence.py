@@ -222,6 +222,8 @@ class SequenceGroup:
     """Order of first admission, -1 before it; the largest is preempted first."""
     cached_tokens: int = 0
     """Prompt tokens that the first admission found in the cache."""
+    started: float = 0.0
+    """When it was first admitted, by the monotonic clock in seconds; 0 before it."""
     prompt_logprobs: list[list[TokenLogprob] | None] | None = None
     """Where asked for: one entry per prompt token, filled in as the prompt is computed; the first stays None."""
     scored_sample: int = 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from heapq import heappush, heappushpop
+from typing import NamedTuple
 
 from batchgen.data.journal import Journal
 from batchgen.data.rows import FinishedRow, KeptColumns, RowKey, finished_row
@@ -19,8 +21,21 @@ from batchgen.sampling_params import SamplingParams
 MAX_OPEN_SHARDS = 8
 """Finished rows of open shards are held in memory; a row that takes very long must not let them pile up."""
 MIN_ROWS_FOR_ERROR_RATE = 100
+NUM_SLOWEST = 10
+"""Rows whose time is kept."""
 _PROGRESS_SECONDS = 0.25
 _WAIT_SECONDS = 0.1
+
+
+class SlowRow(NamedTuple):
+    """A row and how long it took; sorted by time."""
+
+    seconds: float
+    """From its first step to its last."""
+    source: int
+    row: int
+    prompt_tokens: int
+    completion_tokens: int
 
 
 @dataclass(slots=True)
@@ -34,6 +49,10 @@ class Tally:
     """Rows that this run committed."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    longest_tokens: int = 0
+    """Of one sample."""
+    slowest: list[SlowRow] = field(default_factory=list)
+    """A heap of the rows that took longest, at most NUM_SLOWEST."""
 
     @property
     def error_rate(self) -> float:
@@ -50,6 +69,14 @@ class Tally:
         """Count a row that an earlier run finished."""
         self.num_done += 1
         self.num_errors += row.error is not None
+        self.longest_tokens = max(self.longest_tokens, *(s.completion_tokens for s in row.samples), 0)
+
+    def note_time(self, slow: SlowRow) -> None:
+        """Keep it if it is among the slowest so far."""
+        if len(self.slowest) < NUM_SLOWEST:
+            heappush(self.slowest, slow)
+        else:
+            heappushpop(self.slowest, slow)
 
     def take_back(self, num_error_rows: int) -> None:
         """Error rows are to be generated anew."""
@@ -152,7 +179,10 @@ class Drive:
 
     def _complete(self, completion: Completion) -> None:
         key = self._keys.pop(completion.prompt_index)
-        self._finish(finished_row(*key, completion, self._options.kept))
+        row = finished_row(*key, completion, self._options.kept)
+        if completion.seconds > 0:
+            self._tally.note_time(SlowRow(completion.seconds, *key, row.prompt_tokens or 0, row.completion_tokens))
+        self._finish(row)
 
     def _finish(self, row: FinishedRow) -> None:
         self._journal.add_finished(row)
@@ -199,9 +229,17 @@ def snapshot(tally: Tally, engine: EngineLike, sampling: SamplingParams) -> Prog
         prompt_tokens=tally.prompt_tokens,
         completion_tokens=metrics.num_drawn_tokens,
         finished_tokens=tally.completion_tokens,
+        longest_tokens=tally.longest_tokens,
         most_row_tokens=None if sampling.max_tokens is None else sampling.max_tokens * sampling.num_sequences,
+        sequences_per_row=sampling.num_sequences,
         num_in_flight=engine.num_unfinished,
         num_running=metrics.num_running,
         num_waiting=metrics.num_waiting,
         kv_use=metrics.kv_share,
+        kv_useful=metrics.mean_useful_share,
+        computed_tokens=metrics.num_computed_tokens,
+        cached_tokens=metrics.num_cached_tokens,
+        num_preemptions=metrics.num_preemptions,
+        num_copies=metrics.num_copies,
+        num_steps=metrics.num_steps,
     )

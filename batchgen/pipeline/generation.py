@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import platform
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
 
 from batchgen.data.journal import Journal
-from batchgen.errors import OutputUnavailable
+from batchgen.data.metrics_log import MetricsLog
 from batchgen.pipeline.assembly import Assembly, WholeShard, known_shards
 from batchgen.pipeline.drive import Drive, DriveOptions, Tally
+from batchgen.pipeline.identity import recorded_facts
 from batchgen.pipeline.plan import outside
 from batchgen.pipeline.ports import EngineLike
+from batchgen.pipeline.progress import Several
+from batchgen.pipeline.recorder import Recorder
 from batchgen.pipeline.report import JobReport
 from batchgen.pipeline.session import Session
 from batchgen.pipeline.stop import StopWatch
@@ -37,14 +40,18 @@ class Generation:
         self.engine: EngineLike | None = None
         self.tally = Tally(session.num_rows, 0, 0)
         self.seconds = 0.0
-        stack.callback(self.write_metrics)
+        self._log: MetricsLog | None = None
+        self._recorder: Recorder | None = None
+        stack.callback(self._end_log)
 
     def load_engine(self) -> EngineLike:
         """The engine, loaded if it is not yet; raises Interrupted where there is a reason to stop."""
         if self.engine is None:
             # Loading can take minutes: who asked to stop before it does not wait for it.
             self._stop.check()
+            began = time.monotonic()
             self.engine = self._stack.enter_context(closing(self._session.make_engine()))
+            self._begin_log(self.engine, time.monotonic() - began)
         return self.engine
 
     def open_journal(self, scope: str, committed: Sequence[RowRange] = ()) -> Journal:
@@ -84,30 +91,49 @@ class Generation:
             engine, Assembly(rest, session.index, journal.entries.finished), journal, commit, self.tally, options
         )
         session.watcher.phase("generating")
+        assert self._recorder is not None
+        watched = session.watcher.progress
         started = time.monotonic()
         try:
-            drive.run(feeder, self._stop, session.watcher.progress)
+            drive.run(feeder, self._stop, self._recorder if watched is None else Several(watched, self._recorder))
         finally:
             self.seconds += time.monotonic() - started
 
-    def write_metrics(self) -> None:
-        """Keep this run's figures in metrics.json: what depends on luck and neighbours, and so is in no row."""
-        if self.engine is None:
+    def _begin_log(self, engine: EngineLike, load_seconds: float) -> None:
+        """Start this run's record of figures: what depends on luck and neighbours, and so is in no row."""
+        ledger = self._session.ledger
+        self._log = MetricsLog(ledger.files, ledger.paths.metrics, ledger.attempt)
+        self._log.add(
+            "run",
+            {
+                "started": datetime.now(UTC).isoformat(timespec="seconds"),
+                "host": platform.node(),
+                "load_seconds": round(load_seconds, 3),
+                "facts": recorded_facts(),
+                "settings": self._session.job.engine.model_dump(mode="json"),
+                "engine": _figures(engine.metrics),
+            },
+        )
+        self._recorder = Recorder(self._log)
+
+    def _end_log(self) -> None:
+        if self.engine is None or self._log is None or self._recorder is None:
             return
-        ledger, metrics, tally = self._session.ledger, self.engine.metrics, self.tally
-        figures = {
-            "attempt": ledger.attempt,
-            "ended": datetime.now(UTC).isoformat(timespec="seconds"),
-            "seconds": self.seconds,
-            "rows_committed": tally.num_committed,
-            "prompt_tokens": tally.prompt_tokens,
-            "completion_tokens": tally.completion_tokens,
-            "engine": asdict(metrics) if is_dataclass(metrics) and not isinstance(metrics, type) else {},
-        }
-        content = json.dumps(figures, indent=2).encode() + b"\n"
-        # Nice to have: the end of a run is never another one for the want of it.
-        with suppress(OutputUnavailable):
-            ledger.files.replace(ledger.paths.metrics, content, ledger.temporary("metrics.json"))
+        self._recorder.close()
+        tally = self.tally
+        self._log.add(
+            "end",
+            {
+                "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+                "seconds": self.seconds,
+                "rows_committed": tally.num_committed,
+                "prompt_tokens": tally.prompt_tokens,
+                "completion_tokens": tally.completion_tokens,
+                "engine": _figures(self.engine.metrics),
+                "slowest": [slow._asdict() for slow in sorted(tally.slowest, reverse=True)],
+            },
+        )
+        self._log.close()
 
     def report(self, num_rows: int, errors: dict[str, int]) -> JobReport:
         """The figures of the run, over an output with these rows and errors."""
@@ -131,3 +157,7 @@ class Generation:
             eos_token_ids=tuple(self._session.eos_token_ids),
             unused_generation_config=self._session.unused_generation_config,
         )
+
+
+def _figures(metrics: object) -> dict[str, object]:
+    return asdict(metrics) if is_dataclass(metrics) and not isinstance(metrics, type) else {}

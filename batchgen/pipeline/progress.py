@@ -21,8 +21,12 @@ class ProgressSnapshot:
     """Tokens drawn by this run, those of unfinished rows too."""
     finished_tokens: int = 0
     """Of them, tokens of finished rows."""
+    longest_tokens: int = 0
+    """Tokens of the longest finished sample so far."""
     most_row_tokens: int | None = None
     """Tokens that no row can have more of; None where only the context ends it."""
+    sequences_per_row: int = 1
+    """Samples or beams of a row."""
     num_in_flight: int = 0
     """Rows that the engine has taken and not finished."""
     num_running: int = 0
@@ -30,6 +34,23 @@ class ProgressSnapshot:
     num_waiting: int = 0
     kv_use: float = 0.0
     """Share of the KV cache's blocks that are in use, 0 to 1."""
+    kv_useful: float = 1.0
+    """Mean share of the slots in blocks in use that held a token, 0 to 1; the rest is waste."""
+    computed_tokens: int = 0
+    """Tokens that went through the model, recomputed ones too."""
+    cached_tokens: int = 0
+    """Tokens that shared prefixes served instead."""
+    num_preemptions: int = 0
+    """Times that a sequence gave its blocks back, to be computed anew later."""
+    num_copies: int = 0
+    """Blocks copied on write."""
+    num_steps: int = 0
+
+    @property
+    def cached_share(self) -> float:
+        """Share of the prompt tokens needed so far in this run that shared prefixes served, 0 to 1."""
+        computed = max(0, self.computed_tokens - self.completion_tokens)
+        return self.cached_tokens / (self.cached_tokens + computed) if self.cached_tokens else 0.0
 
 
 class Progress(Protocol):
@@ -46,3 +67,30 @@ class Progress(Protocol):
 
     def close(self) -> None:
         """The run is over, however it ended."""
+
+
+class Several:
+    """Tells everything to each of several watchers."""
+
+    def __init__(self, *watchers: Progress) -> None:
+        self._watchers = watchers
+
+    def phase(self, name: str) -> None:
+        """Something slow begins."""
+        for watcher in self._watchers:
+            watcher.phase(name)
+
+    def update(self, snapshot: ProgressSnapshot) -> None:
+        """Rows and tokens have moved on."""
+        for watcher in self._watchers:
+            watcher.update(snapshot)
+
+    def message(self, text: str) -> None:
+        """One line for the user."""
+        for watcher in self._watchers:
+            watcher.message(text)
+
+    def close(self) -> None:
+        """The run is over."""
+        for watcher in self._watchers:
+            watcher.close()

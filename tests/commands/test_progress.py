@@ -1,13 +1,23 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import termios
 from dataclasses import replace
 
 import pytest
 
-from batchgen.commands.progress import LINE_INTERVAL, BarProgress, LineProgress, Rate, duration, figures, open_progress
+from batchgen.commands.progress import (
+    LINE_INTERVAL,
+    BarProgress,
+    JsonProgress,
+    LineProgress,
+    duration,
+    figures,
+    open_progress,
+)
+from batchgen.pipeline.pace import Pace
 from batchgen.pipeline.progress import ProgressSnapshot
 
 
@@ -44,16 +54,16 @@ def test_a_terminal_gets_a_bar_unless_it_has_no_width(columns: int, kind: type) 
     primary, replica = os.openpty()
     termios.tcsetwinsize(replica, (24, columns))
     with open(primary, "rb"), open(replica, "w") as terminal:
-        assert isinstance(open_progress(terminal), kind)
+        assert isinstance(open_progress(stream=terminal), kind)
 
 
 def test_a_file_gets_lines() -> None:
-    assert isinstance(open_progress(io.StringIO()), LineProgress)
+    assert isinstance(open_progress(stream=io.StringIO()), LineProgress)
 
 
 def test_rate_counts_from_the_first_snapshot() -> None:
     clock = Clock()
-    rate = Rate(clock)
+    rate = Pace(clock)
     rate.update(snapshot(num_done=60))
     assert rate.tokens_per_second(snapshot(60)) is None
     clock.now += 10
@@ -62,7 +72,7 @@ def test_rate_counts_from_the_first_snapshot() -> None:
 
 def test_seconds_left_follow_from_tokens_drawn_over_rows_finished() -> None:
     clock = Clock()
-    rate = Rate(clock)
+    rate = Pace(clock)
     rate.update(snapshot(num_done=60))
     clock.now += 10
     # 500 tokens for 10 finished rows are 50 a row, at 50 a second; 30 rows are left.
@@ -71,7 +81,7 @@ def test_seconds_left_follow_from_tokens_drawn_over_rows_finished() -> None:
 
 def test_seconds_left_never_expect_more_than_a_row_may_have() -> None:
     clock = Clock()
-    rate = Rate(clock)
+    rate = Pace(clock)
     rate.update(snapshot())
     clock.now += 10
     # No row is finished: 100 rows of at most 20 tokens, 10 of them in flight with half of theirs, at 10 a second.
@@ -81,14 +91,14 @@ def test_seconds_left_never_expect_more_than_a_row_may_have() -> None:
 
 def test_seconds_left_are_unknown_where_nothing_is_finished_and_nothing_bounds_a_row() -> None:
     clock = Clock()
-    rate = Rate(clock)
+    rate = Pace(clock)
     rate.update(snapshot())
     clock.now += 1
     assert rate.seconds_left(snapshot(completion_tokens=10)) is None
 
 
 def test_figures_leave_out_what_is_zero() -> None:
-    rate = Rate(Clock())
+    rate = Pace(Clock())
     assert figures(ProgressSnapshot(num_rows=9, num_done=0, num_running=3), rate) == "3 running"
     assert figures(snapshot(), rate) == "8 running, 2 waiting, KV 25%"
     assert figures(snapshot(num_errors=3), rate) == "8 running, 2 waiting, KV 25%, 3 errors"
@@ -139,3 +149,34 @@ def test_the_bar_shows_rows_of_earlier_runs_as_done() -> None:
 )
 def test_duration_is_written_for_people(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_prompt_tokens_and_prefix_hits_are_shown_where_there_are_any() -> None:
+    clock = Clock()
+    pace = Pace(clock)
+    pace.update(snapshot())
+    clock.now += 10
+    now = replace(snapshot(10, completion_tokens=100), computed_tokens=900, cached_tokens=200)
+    text = figures(now, pace)
+    assert text.startswith("10 tok/s, 80 prompt tok/s, 8 running, 2 waiting, KV 25%, prefix hits 20%, ")
+
+
+def test_json_lines_have_the_time_the_event_and_its_figures() -> None:
+    clock, stream = Clock(), io.StringIO()
+    progress = open_progress("json", stream)
+    assert isinstance(progress, JsonProgress)
+    progress.clock = progress.pace.clock = clock
+    progress.phase("generating")
+    for seconds in range(int(LINE_INTERVAL) + 5):
+        progress.update(snapshot(seconds, completion_tokens=100 * seconds))
+        clock.now += 1
+    progress.message("a \x1b note")
+    progress.close()
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["event"] for line in lines] == ["phase", "progress", "progress", "message", "progress"]
+    assert lines[0]["phase"] == "generating"
+    assert [line["num_done"] for line in lines if line["event"] == "progress"] == [0, 10, 14]
+    assert lines[2]["tokens_per_second"] == 100.0
+    assert lines[3]["text"] == "a \x1b note"
+    assert "\x1b" not in stream.getvalue()
+    assert all(line["time"].endswith("+00:00") for line in lines)

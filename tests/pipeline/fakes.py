@@ -35,6 +35,11 @@ class FakeMetrics:
     peak_kv_share: float = 0.0
     num_blocks: int = 8
     block_size: int = 16
+    mean_useful_share: float = 1.0
+    num_computed_tokens: int = 0
+    num_preemptions: int = 0
+    num_copies: int = 0
+    num_steps: int = 0
 
 
 @dataclass

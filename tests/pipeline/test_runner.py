@@ -13,6 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from batchgen.config import JobConfig
+from batchgen.data.files import OutputFiles
+from batchgen.data.metrics_log import read_metrics
 from batchgen.errors import (
     FingerprintMismatch,
     Interrupted,
@@ -260,9 +262,10 @@ def test_the_card_describes_the_output_and_spares_a_readme_of_others(tmp_path: P
 def test_figures_of_the_run_are_kept_beside_the_rows(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     report = run_job(job, services=FakeWorld().services)
-    figures = json.loads((job.output_dir / "_batchgen" / "metrics.json").read_text())
-    assert (figures["rows_committed"], figures["completion_tokens"]) == (10, report.completion_tokens)
-    assert figures["engine"]["num_blocks"] == 8
+    (kept,) = read_metrics(OutputFiles(), job.output_dir / "_batchgen" / "metrics")
+    assert (kept.end["rows_committed"], kept.end["completion_tokens"]) == (10, report.completion_tokens)
+    assert kept.run["engine"]["num_blocks"] == 8
+    assert [point["num_done"] for point in kept.points][-1] == 10
 
 
 def test_running_needs_no_torch_until_the_engine_is_made() -> None:
