@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +28,6 @@ app = typer.Typer(
     epilog="Exit codes: 0 done; 1 a bug; 2 job, inputs or model wrong; 3 too many row errors; 4 output locked; "
     "5 output of another job; 6 output damaged; 74 I/O, mend and run again; 75 interrupted, run again.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -41,6 +41,15 @@ Overrides = Annotated[
         help="Set one key of the job, such as sampling.temperature=0.5; the value is YAML. Can be repeated.",
     ),
 ]
+
+
+class ConvertForm(StrEnum):
+    """What `convert` writes."""
+
+    JSONL = "jsonl"
+    CHAT = "chat"
+    OPENAI_BATCH = "openai-batch"
+
 
 OutputPath = Annotated[Path, typer.Argument(metavar="OUT", help="The directory of an output, a job's output.path.")]
 Wait = Annotated[
@@ -92,6 +101,18 @@ def _wait_seconds(text: str, wait_lock: bool) -> float:
 
 
 @app.command()
+def init(
+    inputs: Annotated[list[Path], typer.Argument(metavar="DATA", help="Files, patterns or directories of rows.")],
+    model: Annotated[
+        str, typer.Option(metavar="MODEL", help="A Hugging Face id, a directory, or a GGUF file.")
+    ] = "HuggingFaceTB/SmolLM2-135M-Instruct",
+    job: Annotated[Path, typer.Option("--job", metavar="FILE", help="The job file to write.")] = Path("job.yaml"),
+) -> None:
+    """Write a commented job file for some data: its columns are read, the rest is to be edited."""
+    _load("commands.init").init(inputs, model=model, job=job)
+
+
+@app.command()
 def run(
     job: JobPath,
     overrides: Overrides = None,
@@ -113,12 +134,95 @@ def run(
 
 
 @app.command()
+def plan(
+    job: JobPath,
+    overrides: Overrides = None,
+    measure: Annotated[
+        bool, typer.Option("--measure/--no-measure", help="Load the model to measure it, if that was not done before.")
+    ] = True,
+    again: Annotated[bool, typer.Option("--again", help="Measure even so.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what a job will take: rows, prompt lengths, shared prefixes, memory, time; and what to change."""
+    config = _load("config").load_job(job, overrides or [])
+    with _interruptible():
+        _load("commands.plan").plan(config, measure=measure, again=again, as_json=as_json)
+
+
+@app.command()
 def status(
     output: OutputPath,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show how far an output is: rows done, errors by code, rate, and who works on it."""
     _load("commands.status").status(output, as_json=as_json)
+
+
+@app.command()
+def watch(
+    output: OutputPath,
+    interval: Annotated[float, typer.Option(metavar="SECONDS", min=0.2, help="How often to look.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
+    prometheus: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a Prometheus text file at each look, such as out.prom.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON at each look.")] = False,
+) -> None:
+    """Watch a run in the terminal, also one on another machine: everything is read from the output's files."""
+    _load("commands.watch").watch(output, interval=interval, once=once, as_json=as_json, prometheus=prometheus)
+
+
+@app.command()
+def report(
+    output: OutputPath,
+    to: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write it here, not to _batchgen/report.html of the output.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON; write no page.")] = False,
+) -> None:
+    """Write one HTML page about an output: charts over time, lengths, errors with examples, rows to read."""
+    _load("commands.report").report(output, to=to, as_json=as_json)
+
+
+@app.command()
+def inspect(
+    output: OutputPath,
+    count: Annotated[int, typer.Option("-n", "--rows", min=1, help="How many rows to show.")] = 10,
+    ids: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--id",
+            metavar="SOURCE:ROW",
+            help="Show this row whole; or ROW of source 0, or its id_column.",
+        ),
+    ] = None,
+    status: Annotated[str | None, typer.Option(metavar="ok|error", help="Only rows with this status.")] = None,
+    where: Annotated[
+        str | None, typer.Option(metavar="EXPRESSION", help="Only rows for which a Jinja expression is true.")
+    ] = None,
+    at_random: Annotated[bool, typer.Option("--random", help="Draw the rows at random.")] = False,
+    seed: Annotated[int, typer.Option(help="Another seed draws other rows.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print whole rows, a line of JSON each.")] = False,
+) -> None:
+    """Look at committed rows: the first ones, at random, by id, by status or by an expression."""
+    if status not in (None, "ok", "error"):
+        raise typer.BadParameter(f'must be ok or error, got "{status}"', param_hint="--status")
+    module = _load("commands.inspect")
+    choice = module.Choice(count, ids or [], status, where, seed if at_random else None)
+    module.inspect(output, choice, as_json=as_json)
+
+
+@app.command()
+def convert(
+    output: OutputPath,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; - for stdout.")],
+    to: Annotated[
+        ConvertForm, typer.Option("--to", help="jsonl: whole rows; chat: messages to train on; openai-batch: answers.")
+    ],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it is there.")] = False,
+) -> None:
+    """Write an output in another form. Error rows of openai-batch go to FILE with .errors before its suffix."""
+    _load("commands.convert").convert(output, file, to.value, overwrite=overwrite)
 
 
 @app.command()
@@ -131,6 +235,7 @@ def verify(
     overrides: Overrides = None,
     wait: Wait = "0s",
     wait_lock: WaitLock = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
 ) -> None:
     """Check every file of an output against its record. Exit code 6 where one is not what was committed."""
     wait_seconds = _wait_seconds(wait, wait_lock)
@@ -138,7 +243,7 @@ def verify(
         if repair:
             _load("commands.redo").repair(output, overrides or [], wait_seconds=wait_seconds)
         else:
-            _load("commands.verify").verify(output)
+            _load("commands.verify").verify(output, as_json=as_json)
 
 
 @app.command()

@@ -251,6 +251,11 @@ class RunConfig(Section):
     grace: Annotated[
         Duration, Field(description="Time to stop in good order after a signal.", json_schema_extra=_SECONDS)
     ] = 30.0
+    log: Annotated[
+        Literal["text", "json"],
+        Field(description="Progress on stderr: text is a bar on a terminal and lines elsewhere, json lines of JSON."),
+    ] = "text"
+    report: Annotated[bool, Field(description="Write _batchgen/report.html at the end; see `batchgen report`.")] = True
     journal_interval: Annotated[
         Duration,
         Expression,

@@ -15,13 +15,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from batchgen.cli import app
 from batchgen.commands.schema import schema_text
 from batchgen.config import OPERATIONAL_KEYS, OPERATIONAL_SECTIONS, job_schema
 from tests.models_page import models_page
 
 ROOT = Path(__file__).parent.parent
 NOTICE = "<!-- Made by `make generate`; edit what it is made from. -->\n"
-COMMANDS = ((), ("run",), ("status",), ("verify",), ("rerun",), ("validate",), ("preview",), ("schema",))
+COMMANDS = (
+    (),
+    *((command.name or command.callback.__name__,) for command in app.registered_commands if command.callback),
+)
 
 
 def job_file_page() -> str:

@@ -22,7 +22,8 @@ LAYERS = {
     "data": {"leaf", "config", "data"},
     "engine": {"leaf", "engine", "kernels"},
     "pipeline": {"leaf", "config", "data", "engine", "pipeline"},
-    "commands": {"leaf", "config", "data", "engine", "pipeline", "commands"},
+    "report": {"leaf", "config", "data", "pipeline", "report"},
+    "commands": {"leaf", "config", "data", "engine", "pipeline", "report", "commands"},
     "cli": {"leaf", "config", "commands"},
     "kernels": {"kernels"},
 }
@@ -35,6 +36,7 @@ NEVER = {
     "data": {"torch", "transformers", "dask", "distributed", "typer", "yaml"},
     "engine": {"yaml", "datasets", "dask", "distributed", "pyarrow", "pandas", "typer"},
     "pipeline": {"typer", "yaml"},
+    "report": {"torch", "transformers", "typer", "yaml", "tqdm"},
     "commands": {"torch", "transformers"},
     "cli": {"torch", "transformers", "pyarrow", "tqdm"},
 }

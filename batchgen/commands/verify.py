@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from batchgen.data.files import OutputFiles
@@ -13,14 +15,16 @@ from batchgen.pipeline.verify import Verification
 from batchgen.pipeline.verify import verify as check
 
 
-def verify(output: Path) -> None:
+def verify(output: Path, *, as_json: bool = False) -> None:
     """Print what was found; raises OutputDamaged with a line for each problem, JobError where there is no output."""
     found = check(read_output(OutputFiles(), output))
-    for note in found.notes:
+    if as_json:
+        print(json.dumps({**asdict(found), "intact": not found.problems}, indent=2))
+    for note in () if as_json else found.notes:
         print(note)
     if found.problems:
         raise OutputDamaged("\n".join([*found.problems, repair_hint(output)]))
-    for line in verification_lines(output, found):
+    for line in () if as_json else verification_lines(output, found):
         print(line)
 
 

@@ -45,9 +45,9 @@ def test_help_names_every_command_and_exit_code(
 ) -> None:
     assert main(monkeypatch, "--help") == 0
     text = capsys.readouterr().out
-    assert all(
-        f"  {command} " in text for command in ("run", "status", "verify", "rerun", "validate", "preview", "schema")
-    )
+    names = [command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback]
+    assert {"init", "plan", "run", "watch", "report", "inspect", "convert"} <= set(names)
+    assert all(f"  {name} " in text for name in names)
     assert all(f"{int(code)} " in text for code in ExitCode)
 
 
@@ -206,3 +206,23 @@ def test_a_signal_before_the_run_watches_for_it_ends_with_75(
     assert capsys.readouterr().err == "batchgen: interrupted; the same command goes on where it ended\n"
     for each, handler in zip((signal.SIGTERM, signal.SIGUSR1), handlers, strict=True):
         signal.signal(each, handler)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_there_is_completion_for_each_shell(shell: str) -> None:
+    command = [sys.executable, "-m", "batchgen.cli"]
+    environ = {**os.environ, "_BATCHGEN_COMPLETE": f"source_{shell}"}
+    result = subprocess.run(command, cwd=ROOT, env=environ, check=False, capture_output=True, text=True)
+    assert f"_BATCHGEN_COMPLETE=complete_{shell}" in result.stdout
+
+
+def test_commands_are_completed() -> None:
+    environ = {
+        **os.environ,
+        "_BATCHGEN_COMPLETE": "complete_bash",
+        "COMP_WORDS": "batchgen re",
+        "COMP_CWORD": "1",
+    }
+    command = [sys.executable, "-m", "batchgen.cli"]
+    result = subprocess.run(command, cwd=ROOT, env=environ, check=False, capture_output=True, text=True)
+    assert result.stdout.split() == ["report", "rerun"]

@@ -1,0 +1,36 @@
+"""`batchgen report`: one HTML page about an output, with charts, errors and rows to read."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+
+from batchgen.data.files import OutputFiles
+from batchgen.errors import OutputUnavailable
+from batchgen.pipeline.stored import StoredOutput, read_output
+from batchgen.report.figures import read_figures
+from batchgen.report.page import make_page, page_html
+
+
+def report(output: Path, *, to: Path | None, as_json: bool) -> None:
+    """Write the page and print where it lies; raises JobError where there is no output."""
+    stored = read_output(OutputFiles(), output)
+    if as_json:
+        print(json.dumps(read_figures(stored).to_json(), indent=2, ensure_ascii=False))
+        return
+    print(write_report(stored, to))
+
+
+def write_report(stored: StoredOutput, to: Path | None = None) -> Path:
+    """Write the page to `to`, or beside the records of the output; returns where it lies."""
+    content = page_html(make_page(stored)).encode()
+    if to is None:
+        path = stored.paths.report
+        stored.files.replace(path, content, stored.paths.temporary / f"report-{secrets.token_hex(4)}.html")
+        return path
+    try:
+        to.write_bytes(content)
+    except OSError as error:
+        raise OutputUnavailable(f"{to}: cannot be written: {error.strerror}; choose another file") from error
+    return to

@@ -1,0 +1,178 @@
+"""Outputs in other forms: JSON lines, chats to train on, and the answers of an OpenAI batch."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from decimal import Decimal
+from itertools import groupby
+from typing import Any, Literal, NamedTuple
+
+from batchgen.data.chat_messages import ChatMessage
+from batchgen.data.chat_template import ChatTemplate
+from batchgen.data.input_rows import InputRow, InputScan
+from batchgen.data.reader import PromptReader
+from batchgen.data.row_template import RowTemplate
+from batchgen.data.sandbox import row_environment
+from batchgen.data.template import PromptTemplate
+from batchgen.errors import JobError
+from batchgen.pipeline.output_rows import Row, committed_files, key_of, rows
+from batchgen.pipeline.stored import StoredOutput
+
+Form = Literal["jsonl", "chat", "openai-batch"]
+
+_AS_JSON = "{{ messages | tojson }}"
+"""A chat template that writes the messages themselves."""
+
+
+class Line(NamedTuple):
+    """One line of JSON of the converted file, or of the file of its errors."""
+
+    value: dict[str, Any]
+    is_error: bool = False
+
+
+def convert(stored: StoredOutput, form: Form) -> Iterator[Line]:
+    """The committed rows in another form, in order.
+
+    `jsonl` has a line a row with all columns; `chat` a line a sample, the prompt as messages and the completion behind
+    them, and leaves error rows out; `openai-batch` a line an input row, as OpenAI's batches answer, errors apart.
+    Raises JobError where the output has no such form, InputError where `chat` finds that an input changed.
+    """
+    makers: dict[Form, Callable[[StoredOutput], Iterator[Line]]] = {
+        "jsonl": _jsonl,
+        "chat": _chat,
+        "openai-batch": _openai_batch,
+    }
+    return makers[form](stored)
+
+
+def json_value(value: Any) -> Any:
+    """A value of a row as JSON has it: times in ISO 8601, bytes in base64, numbers that JSON lacks as null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): json_value(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(each) for each in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    return str(value) if isinstance(value, datetime.timedelta | Decimal) else value
+
+
+def _jsonl(stored: StoredOutput) -> Iterator[Line]:
+    for row in rows(stored):
+        yield Line(json_value(row))
+
+
+def _chat(stored: StoredOutput) -> Iterator[Line]:
+    messages_of = _Messages(stored)
+    tools = stored.job.prompt.tools
+    for row, source in _with_inputs(stored, messages_of.columns):
+        texts = _texts(row, stored)
+        if row[stored.layout.struct_name]["status"] != "ok" or not texts:
+            continue
+        messages, begun = messages_of(source.values)
+        for text in texts:
+            chat = [*messages, {"role": "assistant", "content": begun + text}]
+            yield Line({"messages": chat, **({"tools": tools} if tools else {})})
+
+
+class _Messages:
+    """The messages that the prompt of a row was made from, rendered anew from the row's values."""
+
+    def __init__(self, stored: StoredOutput) -> None:
+        prompt = stored.job.prompt
+        if prompt.token_ids_column is not None:
+            raise JobError("the prompts of this output are token ids (prompt.token_ids_column): they are no chat")
+        now = datetime.datetime.fromisoformat(stored.plan.started)
+        self._is_chat = prompt.is_chat
+        plain = prompt.model_copy(update={"assistant_prefill": None})
+        self._template = PromptTemplate(plain, ChatTemplate(_AS_JSON, {}, now) if prompt.is_chat else None, now=now)
+        self._prefill = None
+        if prompt.assistant_prefill is not None:
+            self._prefill = RowTemplate(row_environment(now), prompt.assistant_prefill, "prompt.assistant_prefill")
+        names = InputScan.from_json(stored.plan.scan).source_schema.names
+        self.columns = self._template.columns(names) | (self._prefill.names if self._prefill else frozenset())
+
+    def __call__(self, values: dict[str, Any]) -> tuple[list[ChatMessage], str]:
+        """(messages, how the answer was begun); RowFailure cannot happen to a row that has an answer."""
+        text = self._template.render(values).text
+        messages: list[ChatMessage] = json.loads(text) if self._is_chat else [{"role": "user", "content": text}]
+        return messages, self._prefill.render(values) if self._prefill is not None else ""
+
+
+def _with_inputs(stored: StoredOutput, columns: frozenset[str]) -> Iterator[tuple[Row, InputRow]]:
+    """Each row of the output beside the row of the input that it came from."""
+    scan = InputScan.from_json(stored.plan.scan)
+    with closing(PromptReader(scan, stored.job.input, columns)) as reader:
+        for number, shard in committed_files(stored).items():
+            source = (row for each in shard.summary.ranges for row in reader.read(each))
+            current: InputRow | None = None
+            for row in rows(stored, [number]):
+                while current is None or (current.source, current.row) != key_of(row, stored):
+                    current = next(source)
+                yield row, current
+
+
+def _openai_batch(stored: StoredOutput) -> Iterator[Line]:
+    struct = stored.layout.struct_name
+    created = int(datetime.datetime.fromisoformat(stored.plan.started).timestamp())
+    for (source, number), group in groupby(rows(stored), lambda row: key_of(row, stored)):
+        samples = list(group)
+        record = samples[0][struct]
+        name = f"{source}-{number}"
+        own = samples[0].get(stored.job.input.id_column or "custom_id")
+        head = {"id": f"batch_req_{name}", "custom_id": f"row-{name}" if own is None else str(own)}
+        if record["status"] == "error":
+            error = {"code": record["error_code"], "message": record["error_message"]}
+            yield Line({**head, "response": None, "error": error}, is_error=True)
+        else:
+            body = _answer(stored, samples, name, created)
+            response = {"status_code": 200, "request_id": f"req_{name}", "body": body}
+            yield Line({**head, "response": response, "error": None})
+
+
+def _answer(stored: StoredOutput, samples: list[Row], name: str, created: int) -> dict[str, Any]:
+    """OpenAI's `chat.completion` or `text_completion` object."""
+    struct = stored.layout.struct_name
+    texts = [text for row in samples for text in _texts(row, stored)]
+    record = samples[0][struct]
+    exploded = stored.layout.exploded
+    reasons = [row[struct]["finish_reason"] for row in samples] if exploded else record["finish_reason"]
+    counts = [row[struct]["completion_tokens"] for row in samples] if exploded else record["completion_tokens"]
+    is_chat = stored.job.prompt.is_chat
+    choices = [
+        {
+            "index": index,
+            **({"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}),
+            "logprobs": None,
+            "finish_reason": reason,
+        }
+        for index, (text, reason) in enumerate(zip(texts, reasons, strict=True))
+    ]
+    num_prompt, num_completion = record["prompt_tokens"], sum(counts)
+    return {
+        "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{stored.plan.fingerprint[:12]}-{name}",
+        "object": "chat.completion" if is_chat else "text_completion",
+        "created": created,
+        "model": stored.job.model.path,
+        "choices": choices,
+        "usage": {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_completion,
+            "total_tokens": num_prompt + num_completion,
+        },
+    }
+
+
+def _texts(row: Row, stored: StoredOutput) -> list[str]:
+    value = row[stored.layout.completion_name]
+    listed = [value] if stored.layout.exploded else value or []
+    return [text for text in listed if text is not None]
