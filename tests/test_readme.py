@@ -43,7 +43,7 @@ def shape(line: str) -> str:
     line = re.sub(r"^  > .*", "  > TEXT", line)
     line = re.sub(r"(\d+ (h|min) )?\d[\d,.]* (s|min)\b", "TIME", line)
     line = re.sub(r"\d[\d,]*(\.\d+)?", "#", line)
-    return re.sub(r"\S*/data\b", "DATA", line)
+    return re.sub(r"\S*/(data|_batchgen)\b", r"\1", line)
 
 
 def test_the_quickstart_prints_what_the_readme_shows(tmp_path: Path) -> None:
