@@ -157,9 +157,13 @@ def _measure(
 def _fit(samples: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
     """(fixed, per sequence, per sequence and token of context) seconds, none negative, from three kinds of step."""
     (few, few_context, base), (many, many_context, wide), (_, long_context, long) = samples
+    more = max(0.0, wide - base)
     per_context = max(0.0, (long - base) / (long_context - few_context)) if long_context > few_context else 0.0
-    rest = wide - base - per_context * (many_context - few_context)
-    per_sequence = max(0.0, rest / (many - few)) if many > few else 0.0
+    if many_context > few_context:
+        # On a busy machine the small steps are mostly noise: at least half of what more sequences cost is their own.
+        per_context = min(per_context, more / 2 / (many_context - few_context))
+    rest = more - per_context * (many_context - few_context)
+    per_sequence = rest / (many - few) if many > few else 0.0
     fixed = max(0.0, base - few * per_sequence - few_context * per_context)
     return fixed, per_sequence, per_context
 
