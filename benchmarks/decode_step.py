@@ -5,6 +5,7 @@ Legend: S sequences (one token each), H query heads, K KV heads, D head size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from batchgen_kernels.store_kv import store_kv
 from torch import Tensor
 from torch.nn.functional import linear
 
+from benchmarks.gpu_sizes import Sizes
 from benchmarks.kernel_cases import BLOCK_SIZE, ModelShape
 from benchmarks.kernels_gpu import Batch, measure_rates, seconds
 
@@ -140,38 +142,45 @@ class DecodeStep:
         return 2 * len(self.tokens) * sum(weight.numel() for weight in (*weights, self.embedding))
 
 
-def measure_decode_step(model: ModelShape, num_layers: int, sequences: int, device: torch.device) -> dict[str, Any]:
+def measure_decode_step(sizes: Sizes, device: torch.device) -> dict[str, Any]:
     """Capture a step as a CUDA graph, compare replays with eager steps, and time the graph beside its floor.
 
     The floor is the larger of weights over copy bandwidth and operations over matrix rate, plus keys and values over
-    copy bandwidth. Contexts of 100 to 1,600 tokens, as halfway through in/out lengths uniform in 100..1024.
+    copy bandwidth. Contexts as halfway through in and out lengths that are uniform: 100 to 1,600 tokens for a GPU.
     """
-    rates = measure_rates(device)
-    contexts = torch.linspace(100, 1600, sequences).long().tolist()
-    step = DecodeStep(model, num_layers, contexts, 1664, device)
-    graph = capture(step)
-    same = all(replay_equals_eager(step, graph, [length + n for length in contexts]) for n in range(3))
-    taken = seconds(step.run)
+    rates = measure_rates(device, sizes)
+    shortest, longest = sizes.lengths[0], sizes.lengths[1] * 25 // 16
+    contexts = torch.linspace(shortest, longest, sizes.num_rows).long().tolist()
+    step = DecodeStep(sizes.model, sizes.num_layers, contexts, longest + 64, device)
+    replay = capture(step)
+    same = all(replay_equals_eager(step, replay, [length + n for length in contexts]) for n in range(3))
+    taken = seconds(step.run, device)
     floor = max(step.weight_bytes() / rates.copy, step.operations() / rates.matrix) + step.cache_bytes() / rates.copy
-    shape = f"{model.name}, {num_layers} layers, {sequences} sequences"
+    shape = f"{sizes.model.name}, {sizes.num_layers} layers, {sizes.num_rows} sequences"
     return {"shape": shape, "seconds": taken, "floor_seconds": floor, "share_of_floor": floor / taken, "ok": same}
 
 
-def capture(step: DecodeStep) -> torch.cuda.CUDAGraph:
-    """Capture a step; one eager run goes before, in which kernels are compiled and libraries choose theirs."""
+def capture(step: DecodeStep) -> Callable[[], object]:
+    """Capture a step; one eager run goes before, in which kernels are compiled and libraries choose theirs.
+
+    On a processor, in a dry run, there is nothing to capture, and the step itself is run again.
+    """
     step.run()
+    if step.device.type != "cuda":
+        return step.run
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step.run()
-    return graph
+    replay: Callable[[], object] = graph.replay
+    return replay
 
 
-def replay_equals_eager(step: DecodeStep, graph: torch.cuda.CUDAGraph, contexts: list[int]) -> bool:
+def replay_equals_eager(step: DecodeStep, replay: Callable[[], object], contexts: list[int]) -> bool:
     """Whether both draw the same tokens from the same inputs, the caches after the one being those of the other."""
     step.begin(contexts)
     before = step.tokens.clone()
     eager = step.run().clone()
     step.tokens.copy_(before)
-    graph.replay()
+    replay()
     return torch.equal(step.tokens, eager)

@@ -4,12 +4,14 @@ Kernels against their references; each kernel against the copy bandwidth and the
 step captured as a CUDA graph against the eager one and against its floor; greedy tokens of a tiny model against the
 processor's; the engine against transformers' continuous batching; the share of time in which the GPU idles.
 Each section runs in a process of its own, since a faulty kernel spoils its process. Writes one JSON.
+`--dry-run` walks through all of it on a processor, at sizes that say nothing about speed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -22,8 +24,8 @@ import triton
 
 from benchmarks import gpu_engine, gpu_references
 from benchmarks.decode_step import measure_decode_step
-from benchmarks.gpu_engine import QWEN_600M, Workload
-from benchmarks.kernel_cases import LLAMA_8B
+from benchmarks.gpu_engine import Workload
+from benchmarks.gpu_sizes import DRY_RUN, FULL, Sizes
 from benchmarks.kernels_gpu import measure_all
 
 SECTION_SECONDS = 300
@@ -42,7 +44,7 @@ def _share(results: dict[str, Any], kernel: str) -> float:
 
 
 def _prefix_gain(results: dict[str, Any]) -> float:
-    rows = [row for row in results["kernels"]["kernels"] if "4096 shared" in row["shape"]]
+    rows = [row for row in results["kernels"]["kernels"] if " shared" in row["shape"]]
     once = next(row for row in rows if "once" in row["kernel"])
     each = next(row for row in rows if "once" not in row["kernel"])
     return float(each["seconds"] / once["seconds"])
@@ -63,43 +65,64 @@ TARGETS = (
 )
 
 
-def _workloads() -> dict[str, Workload]:
-    vocabulary = QWEN_600M.vocab_size
+def _workloads(sizes: Sizes) -> dict[str, Workload]:
+    count, vocabulary = sizes.num_prompts, sizes.config.vocab_size
     return {
-        "uniform": Workload.uniform(256, 100, 1024, vocabulary),
-        "shared prefix": Workload.uniform(256, 20, 100, vocabulary, shared=1024),
+        "uniform": Workload.uniform(count, *sizes.lengths, vocabulary),
+        "shared prefix": Workload.uniform(
+            count, sizes.lengths[0] // 5 + 1, sizes.lengths[0], vocabulary, sizes.engine_prefix
+        ),
     }
 
 
-def _tiny_tokens(scratch: Path, device: str) -> dict[str, Any]:
+def _references(scratch: Path, device: str, sizes: Sizes) -> dict[str, Any]:
+    return gpu_references.compare_all(torch.device(device))
+
+
+def _kernels(scratch: Path, device: str, sizes: Sizes) -> dict[str, Any]:
+    return measure_all(torch.device(device), sizes)
+
+
+def _decode_step(scratch: Path, device: str, sizes: Sizes) -> dict[str, Any]:
+    return measure_decode_step(sizes, torch.device(device))
+
+
+def _tiny_tokens(scratch: Path, device: str, sizes: Sizes) -> dict[str, Any]:
     return gpu_engine.tokens_equal_those_of_the_processor(scratch / "tiny", device)
 
 
-def _engine(scratch: Path, device: str) -> dict[str, Any]:
-    return gpu_engine.time_engine(scratch / "qwen", device, _workloads())
+def _engine(scratch: Path, device: str, sizes: Sizes) -> dict[str, Any]:
+    return gpu_engine.time_engine(scratch / "model", device, _workloads(sizes), sizes.profiled_steps)
 
 
-def _transformers(scratch: Path, device: str) -> dict[str, Any]:
-    return gpu_engine.time_transformers(scratch / "qwen", device, _workloads())
+def _transformers(scratch: Path, device: str, sizes: Sizes) -> dict[str, Any]:
+    return gpu_engine.time_transformers(scratch / "model", device, _workloads(sizes))
 
 
-SECTIONS: dict[str, Callable[[Path, str], dict[str, Any]]] = {
-    "references": lambda scratch, device: gpu_references.compare_all(torch.device(device)),
-    "kernels": lambda scratch, device: measure_all(torch.device(device)),
-    "decode_step": lambda scratch, device: measure_decode_step(LLAMA_8B, 32, 256, torch.device(device)),
+SECTIONS: dict[str, Callable[[Path, str, Sizes], dict[str, Any]]] = {
+    "references": _references,
+    "kernels": _kernels,
+    "decode_step": _decode_step,
     "tiny_tokens": _tiny_tokens,
     "engine": _engine,
     "transformers": _transformers,
 }
 
 
-def _run_section(name: str, scratch: Path, device: str) -> dict[str, Any]:
+def _run_section(name: str, scratch: Path, device: str, *, is_dry_run: bool = False) -> dict[str, Any]:
     """Run a section in a process of its own; what goes wrong there is its result."""
     output = scratch / f"{name}.json"
     command = [sys.executable, "-m", "benchmarks.gpu_check", "--section", name, "--scratch", str(scratch)]
+    command += ["--dry-run"] if is_dry_run else []
+    environment = os.environ | ({"TRITON_INTERPRET": "1"} if is_dry_run else {})
     try:
         done = subprocess.run(
-            [*command, "--device", device], stderr=subprocess.PIPE, text=True, timeout=SECTION_SECONDS, check=False
+            [*command, "--device", device],
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=SECTION_SECONDS,
+            check=False,
+            env=environment,
         )
     except subprocess.TimeoutExpired:
         return {"failed": f"took more than {SECTION_SECONDS} s"}
@@ -121,15 +144,16 @@ def _device_name(device: str) -> str:
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else "processor"
 
 
-def check(device: str, sections: list[str], scratch: Path) -> dict[str, Any]:
+def check(device: str, sections: list[str], scratch: Path, *, is_dry_run: bool = False) -> dict[str, Any]:
     """Run sections one after another; returns their results, the targets, and whether all is well."""
     results: dict[str, Any] = {"device": _device_name(device), "torch": torch.__version__, "triton": triton.__version__}
     if {"engine", "transformers"} & set(sections):
-        gpu_engine.save_random_model(QWEN_600M, scratch / "qwen", torch.bfloat16)
+        gpu_engine.save_random_model((DRY_RUN if is_dry_run else FULL).config, scratch / "model", torch.bfloat16)
     for name in sections:
         print(f"{name} ...", file=sys.stderr, flush=True)
-        results[name] = _run_section(name, scratch, device)
-    results["targets"] = [_verdict(target, results) for target in TARGETS]
+        results[name] = _run_section(name, scratch, device, is_dry_run=is_dry_run)
+    # A dry run says nothing about speed.
+    results["targets"] = [] if is_dry_run else [_verdict(target, results) for target in TARGETS]
     results["ok"] = all("failed" not in results[name] and results[name].get("ok", True) for name in sections)
     return results
 
@@ -139,19 +163,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("gpu-check.json"))
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dry-run", action="store_true", help="on the processor, at tiny sizes")
     parser.add_argument("--only", nargs="*", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--section", choices=SECTIONS, help=argparse.SUPPRESS)
     parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.section:
-        result = SECTIONS[options.section](options.scratch, options.device)
+        result = SECTIONS[options.section](options.scratch, options.device, DRY_RUN if options.dry_run else FULL)
         (options.scratch / f"{options.section}.json").write_text(json.dumps(result))
         return 0
+    if options.dry_run:
+        options.device = "cpu"
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         print("no GPU here; `make kernels` proves what can be proved without one", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as scratch:
-        results = check(options.device, options.only, Path(scratch))
+        results = check(options.device, options.only, Path(scratch), is_dry_run=options.dry_run)
     options.output.write_text(json.dumps(results, indent=1) + "\n")
     print(json.dumps({name: results[name] for name in ("device", "targets", "ok")}, indent=1))
     return 0 if results["ok"] else 1

@@ -10,22 +10,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
-from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, PreTrainedConfig
 
+from batchgen.engine.device import device_at
 from batchgen.engine.engine import Engine
+from batchgen.engine.loading import EngineOptions, load_parts
 from batchgen.records import Prompt
 from batchgen.sampling_params import SamplingParams
-
-TINY = LlamaConfig(
-    vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=512, bos_token_id=None, eos_token_id=None,
-)  # fmt: skip
-
-QWEN_600M = Qwen3Config(
-    vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
-    num_key_value_heads=8, head_dim=128, max_position_embeddings=4096, tie_word_embeddings=True, bos_token_id=None,
-    eos_token_id=None,
-)  # fmt: skip
+from benchmarks.gpu_sizes import TINY_LLAMA
 
 
 class Workload(NamedTuple):
@@ -71,7 +63,10 @@ def run_transformers(model: Any, workload: Workload) -> None:
     """Generate the same with transformers' continuous batching."""
     config = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=max(workload.new_tokens))
     unfinished = len(workload.prompts)
-    with torch.inference_mode(), model.continuous_batching_context_manager(generation_config=config) as manager:
+    # On a GPU it sizes itself; on a processor, in a dry run, that would be most of the machine's memory.
+    small = None if model.device.type == "cuda" else ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=64)
+    batching = model.continuous_batching_context_manager(config, continuous_batching_config=small)
+    with torch.inference_mode(), batching as manager:
         for index, (ids, count) in enumerate(zip(workload.prompts, workload.new_tokens, strict=True)):
             manager.add_request(ids, request_id=str(index), max_new_tokens=count)
         while unfinished:
@@ -83,16 +78,23 @@ def run_transformers(model: Any, workload: Workload) -> None:
 
 
 def tokens_equal_those_of_the_processor(directory: Path, device: str) -> dict[str, Any]:
-    """Greedy ids of a tiny fp32 model on the device and on the processor, some prompts sharing a prefix."""
-    save_random_model(TINY, directory, torch.float32)
-    workload = Workload.uniform(24, 5, 60, TINY.vocab_size, shared=70)
+    """Greedy ids of a tiny fp32 model on the processor, on the device, and there without recorded steps.
+
+    Prompts share a prefix that is longer than a split of attention.
+    """
+    save_random_model(TINY_LLAMA, directory, torch.float32)
+    workload = Workload.uniform(24, 5, 60, TINY_LLAMA.vocab_size, shared=270)
     outputs = []
-    for place in ("cpu", device):
-        engine = Engine(str(directory), dtype="float32", device=place, kv_cache_memory="64MiB")
+    for name, records in (("cpu", True), (device, True), (device, False)):
+        options = EngineOptions(str(directory), dtype="float32", device=name, kv_cache_memory="64MiB")
+        engine = Engine.from_parts(load_parts(options, device_at(torch.device(name), records=records)))
         outputs.append(run_engine(engine, workload))
         engine.close()
-    same = sum(ours == theirs for ours, theirs in zip(*outputs, strict=True))
-    return {"prompts": len(workload.prompts), "equal": same, "ok": same == len(workload.prompts)}
+    processor, recorded, eager = outputs
+    same = sum(ours == theirs for ours, theirs in zip(recorded, processor, strict=True))
+    replayed = sum(ours == theirs for ours, theirs in zip(recorded, eager, strict=True))
+    count = len(workload.prompts)
+    return {"prompts": count, "equal": same, "replayed as eager": replayed, "ok": same == replayed == count}
 
 
 def _seconds(run: Callable[..., Any], *arguments: Any) -> float:
@@ -101,12 +103,14 @@ def _seconds(run: Callable[..., Any], *arguments: Any) -> float:
     return time.perf_counter() - start
 
 
-def time_engine(directory: Path, device: str, workloads: dict[str, Workload]) -> dict[str, Any]:
+def time_engine(
+    directory: Path, device: str, workloads: dict[str, Workload], profiled_steps: int = 30
+) -> dict[str, Any]:
     """Seconds of each workload, loading and a warm-up left out, and the idle share of steps of the first one."""
     engine = Engine(str(directory), dtype="bfloat16", device=device)
     run_engine(engine, WARM_UP)
     seconds = {name: _seconds(run_engine, engine, workload) for name, workload in workloads.items()}
-    return {"seconds": seconds, "profile": idle_share(engine, next(iter(workloads.values())), device)}
+    return {"seconds": seconds, "profile": idle_share(engine, next(iter(workloads.values())), device, profiled_steps)}
 
 
 def time_transformers(directory: Path, device: str, workloads: dict[str, Workload]) -> dict[str, Any]:

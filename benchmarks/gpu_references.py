@@ -14,12 +14,18 @@ from batchgen_kernels.paged_attention import paged_attention_reference, paged_at
 from batchgen_kernels.philox import GROUP_DRAWS, gumbel, random_bits
 from batchgen_kernels.rms_norm import rms_norm_reference, rms_norm_triton
 from batchgen_kernels.rotary import rotary_reference, rotary_triton
-from batchgen_kernels.sample import GROUP_TOKENS, SampleParams, sample_reference, sample_triton
+from batchgen_kernels.sample import GROUP_TOKENS, SampleParams, TokenBias, sample_reference, sample_triton
 from batchgen_kernels.sample_math import random_bits as triton_random_bits
 from batchgen_kernels.sample_reference import group_stats
 from batchgen_kernels.segments import SharedPrefixes
 from batchgen_kernels.silu_mul import silu_mul_reference, silu_mul_triton
 from batchgen_kernels.store_kv import store_kv_reference, store_kv_triton
+from batchgen_kernels.top_tokens import (
+    token_ranks_reference,
+    token_ranks_triton,
+    top_tokens_reference,
+    top_tokens_triton,
+)
 from torch import Tensor
 
 from tests.kernels.attention_cases import AttentionCase
@@ -219,12 +225,37 @@ def sampled_tokens(device: torch.device, rows: int, vocabulary: int) -> dict[str
     return report
 
 
+def best_tokens(device: torch.device, rows: int, vocabulary: int) -> Iterator[Comparison]:
+    """top_tokens and token_ranks; ids and ranks must be equal, also among equal logits."""
+    logits = (torch.randn(rows, vocabulary) * 12).round() / 4
+    bans = TokenBias(torch.arange(rows), torch.arange(rows), torch.full((rows,), -torch.inf))
+    asked = torch.randint(vocabulary, (rows, 3))
+    for name, ours, theirs in (
+        ("top_tokens", top_tokens_triton(logits.to(device), 20), top_tokens_reference(logits, 20)),
+        (
+            "top_tokens, edited",
+            top_tokens_triton(logits.to(device), 20, SampleParams(bias=TokenBias(*_moved(list(bans), device)))),
+            top_tokens_reference(logits, 20, SampleParams(bias=bans)),
+        ),
+        (
+            "token_ranks",
+            token_ranks_triton(logits.to(device), asked.to(device), 5),
+            token_ranks_reference(logits, asked, 5),
+        ),
+    ):
+        for column, actual, expected in zip(ours._fields, ours, theirs, strict=True):
+            tolerance = LAST_PLACE[torch.float32] if expected.is_floating_point() else 0.0
+            yield Comparison(f"{name}, {column}", _error(actual, expected), tolerance)
+
+
 def compare_all(device: torch.device) -> dict[str, Any]:
     """Run every comparison."""
     torch.manual_seed(0)
     small = device.type != "cuda"
+    logits_size = (4, 700) if small else (1024, 128256)
     comparisons = [*elementwise(device), *cache_writes(device), *attention(device, small)]
-    sampled = sampled_tokens(device, *((4, 700) if small else (1024, 128256)))
+    comparisons += best_tokens(device, *logits_size)
+    sampled = sampled_tokens(device, *logits_size)
     exact = {
         "random bits": random_bits_are_equal(device),
         "deterministic attention": deterministic_attention(device),

@@ -15,12 +15,12 @@ import torch
 
 from batchgen.engine.batch import Draw
 from batchgen.engine.block_pool import BlockPool
-from batchgen.engine.kv_cache import KVCache, LayerShape
-from batchgen.engine.model_runner import ModelRunner
+from batchgen.engine.device import PROCESSOR
 from batchgen.engine.prefix_cache import PrefixCache
-from batchgen.engine.sample_columns import sample_params
+from batchgen.engine.sample_columns import SamplingColumns
 from batchgen.engine.scheduler import Scheduler
 from batchgen.engine.sequence import SequenceGroup
+from batchgen.engine.step_inputs import BlockTables, host_inputs
 from batchgen.sampling_params import SamplingParams
 
 NUM_STEPS = 100
@@ -46,25 +46,24 @@ def measure(num_sequences: int) -> Cost:
         group = SequenceGroup(row, prompt, params, 0, row, 1, max_tokens=NUM_STEPS + 64, num_unfinished=1)
         group.sequences.append(group.new_sequence(0))
         scheduler.add(group)
-    runner = ModelRunner.__new__(ModelRunner)
-    runner.device = torch.device("cpu")
-    runner.cache = KVCache([LayerShape(1, 1, 1)], 1, BLOCK_SIZE, torch.float32, runner.device)
+    tables, columns = BlockTables(PROCESSOR), SamplingColumns(PROCESSOR)
     times: list[Cost] = []
     while len(times) < NUM_STEPS:
         started = time.perf_counter()
         batch = scheduler.schedule()
         scheduled = time.perf_counter()
-        runner._inputs(batch)
+        host_inputs(batch, tables, BLOCK_SIZE)
         prepared = time.perf_counter()
         sequences = [sequence for _, sequence in batch.samples]
-        sample_params(sequences, runner.device)
-        columns = time.perf_counter()
+        columns.of(sequences)
+        sampled = time.perf_counter()
         draws = [Draw(7, -1.0)] * len(batch.samples)
         drawn = time.perf_counter()
+        scheduler.launch(batch)
         scheduler.update(batch, draws)
         ended = time.perf_counter()
         if len(batch.samples) == num_sequences and batch.num_tokens == num_sequences:
-            times.append(Cost(scheduled - started, prepared - scheduled, columns - prepared, ended - drawn))
+            times.append(Cost(scheduled - started, prepared - scheduled, sampled - prepared, ended - drawn))
     middle = len(times) // 2
     return Cost(*(1e3 * sorted(column)[middle] for column in zip(*times, strict=True)))
 

@@ -16,7 +16,11 @@ from batchgen_kernels.sample import SampleBuffers, SampleParams, TokenBias, Toke
 from batchgen_kernels.segments import SharedPrefixes
 from batchgen_kernels.silu_mul import silu_mul_launch
 from batchgen_kernels.store_kv import QUANTIZED_MAX, store_kv_launch
+from batchgen_kernels.top_kernels import log_softmax_kernel, top_kernel
+from batchgen_kernels.top_tokens import TokenRanks, TopTokens, token_ranks_launches, top_tokens_launches
 from torch import Tensor
+
+TOP_KERNELS = (log_softmax_kernel, top_kernel)
 
 BLOCK_SIZE = 16
 TOKENS = 256
@@ -89,7 +93,17 @@ def _sampling(model: ModelShape, *, controls: bool) -> list[Launch]:
         TokenBias(index, index, _empty(4096, dtype=torch.float32)), TokenCounts(index, index, counts),
     )  # fmt: skip
     params = every if controls else SampleParams()
-    return sample_launches(logits, params, keys, SampleBuffers.allocate(logits, params))
+    found = _top(8)
+    ranks = TokenRanks(found.logprobs_RK, found.token_ids_RK, found.token_ids_RK, found.logprobs_RK)
+    # Of both, the kernels that `sample` has not.
+    ranking = token_ranks_launches(logits, found.token_ids_RK, ranks)[1:2] if controls else []
+    best = [launch for launch in top_tokens_launches(logits, params, found) if launch.kernel in TOP_KERNELS]
+    return [*sample_launches(logits, params, keys, SampleBuffers.allocate(logits, params)), *best, *ranking]
+
+
+def _top(count: int) -> TopTokens:
+    scores = _empty(TOKENS, count, dtype=torch.float32)
+    return TopTokens(_empty(TOKENS, count, dtype=torch.int64), scores, scores)
 
 
 def _elementwise(model: ModelShape) -> list[Launch]:

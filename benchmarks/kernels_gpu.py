@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,9 +25,11 @@ from batchgen_kernels.sample import SampleParams, sample
 from batchgen_kernels.segments import SharedPrefixes
 from batchgen_kernels.silu_mul import silu_mul
 from batchgen_kernels.store_kv import QUANTIZED_MAX, store_kv
+from batchgen_kernels.top_tokens import token_ranks, top_tokens
 from torch import Tensor
 
-from benchmarks.kernel_cases import BLOCK_SIZE, LLAMA_8B, ModelShape
+from benchmarks.gpu_sizes import FULL, Sizes
+from benchmarks.kernel_cases import BLOCK_SIZE, ModelShape
 
 
 class Rates(NamedTuple):
@@ -82,17 +85,23 @@ class Batch(NamedTuple):
         return SharedPrefixes(torch.tensor([0, len(members)]), members, torch.tensor([self.shared]))
 
 
-def measure_rates(device: torch.device) -> Rates:
-    """Measure the copy bandwidth (1 GiB) and the matrix rate (8192^3, bf16)."""
-    source = torch.empty(1 << 30, dtype=torch.int8, device=device)
+def measure_rates(device: torch.device, sizes: Sizes) -> Rates:
+    """Measure the bandwidth of a copy and the rate of a square bf16 matrix product."""
+    source = torch.empty(sizes.copied_bytes, dtype=torch.int8, device=device)
     into = torch.empty_like(source)
-    a = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
-    return Rates(2 * source.nbytes / seconds(lambda: into.copy_(source)), 2 * 8192**3 / seconds(lambda: a @ a))
+    side = sizes.matrix_side
+    a = torch.randn(side, side, device=device, dtype=torch.bfloat16)
+    copying, multiplying = seconds(lambda: into.copy_(source), device), seconds(lambda: a @ a, device)
+    return Rates(2 * source.nbytes / copying, 2 * side**3 / multiplying)
 
 
-def seconds(run: Callable[[], Any]) -> float:
-    """Median time of one run, from CUDA graphs of many."""
-    return float(triton.testing.do_bench_cudagraph(run, rep=40, return_mode="median")) / 1000
+def seconds(run: Callable[[], Any], device: torch.device) -> float:
+    """Median time of one run, from CUDA graphs of many; on a processor, of a dry run, from a single one."""
+    if device.type == "cuda":
+        return float(triton.testing.do_bench_cudagraph(run, rep=40, return_mode="median")) / 1000
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
 
 
 def _elements(*tensors: Tensor) -> int:
@@ -161,22 +170,23 @@ def attention_case(
     )
 
 
-def attention_cases(model: ModelShape, device: torch.device) -> Iterator[GpuCase]:
+def attention_cases(sizes: Sizes, device: torch.device) -> Iterator[GpuCase]:
     """Decodes of many and of few sequences, prompt chunks, quantized caches, and a long shared prefix both ways."""
-    many = Batch([1024] * 256, [1] * 256)
+    model = sizes.model
+    many = Batch([sizes.decode_context] * sizes.num_rows, [1] * sizes.num_rows)
     yield attention_case(model, many, device)
     yield attention_case(model, many, device, cache_dtype=torch.int8)
-    if torch.cuda.get_device_capability(device) >= (8, 9):
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9):
         yield attention_case(model, many, device, cache_dtype=torch.float8_e4m3fn)
-    yield attention_case(model, Batch([32768] * 4, [1] * 4), device)
-    yield attention_case(model, Batch([2048] * 4, [2048] * 4), device)
-    shared = Batch([4096 + 64] * 64, [1] * 64, shared=4096)
+    yield attention_case(model, Batch([sizes.few_context] * 4, [1] * 4), device)
+    yield attention_case(model, Batch([sizes.prompt] * 4, [sizes.prompt] * 4), device)
+    shared = Batch([sizes.shared_prefix + 64] * sizes.num_sharing, [1] * sizes.num_sharing, sizes.shared_prefix)
     yield attention_case(model, shared, device, share=False)
     yield attention_case(model, shared, device)
 
 
 def sample_cases(model: ModelShape, rows: int, device: torch.device) -> Iterator[GpuCase]:
-    """One draw per row; the floor is one pass over the logits."""
+    """One draw per row, and its place among the others; the floor is one pass over the logits."""
     logits = torch.randn(rows, model.vocabulary, device=device) * 3
     keys = torch.zeros(rows, 5, dtype=torch.int64, device=device)
     keys[:, 2] = torch.arange(rows)
@@ -190,11 +200,15 @@ def sample_cases(model: ModelShape, rows: int, device: torch.device) -> Iterator
     }.items():
         shape = f"{model.name}, {rows} rows, {name}"
         yield GpuCase("sample", shape, partial(sample, logits, params, keys), logits.nbytes, 0)
+    shape = f"{model.name}, {rows} rows"
+    yield GpuCase("top_tokens", f"{shape}, best 20", partial(top_tokens, logits, 20), logits.nbytes, 0)
+    drawn = torch.randint(model.vocabulary, (rows, 1), device=device)
+    yield GpuCase("token_ranks", f"{shape}, and best 5", partial(token_ranks, logits, drawn, 5), logits.nbytes, 0)
 
 
-def measure(case: GpuCase, rates: Rates) -> dict[str, Any]:
+def measure(case: GpuCase, rates: Rates, device: torch.device) -> dict[str, Any]:
     """Time one case beside its floor."""
-    taken = seconds(case.run)
+    taken = seconds(case.run, device)
     floor = max(case.num_bytes / rates.copy, case.num_operations / rates.matrix)
     return {
         "kernel": case.kernel,
@@ -207,17 +221,17 @@ def measure(case: GpuCase, rates: Rates) -> dict[str, Any]:
     }
 
 
-def measure_all(device: torch.device) -> dict[str, Any]:
+def measure_all(device: torch.device, sizes: Sizes = FULL) -> dict[str, Any]:
     """Time every kernel; each row carries what it is compared with."""
-    rates = measure_rates(device)
+    rates = measure_rates(device, sizes)
     rows = []
     for cases in (
-        elementwise_cases(LLAMA_8B, 16384, device),
-        attention_cases(LLAMA_8B, device),
-        sample_cases(LLAMA_8B, 256, device),
+        elementwise_cases(sizes.model, sizes.num_tokens, device),
+        attention_cases(sizes, device),
+        sample_cases(sizes.model, sizes.num_rows, device),
     ):
         for case in cases:
-            rows.append(measure(case, rates))
+            rows.append(measure(case, rates, device))
             torch.cuda.empty_cache()
     return {"copy_bytes_per_second": rates.copy, "matrix_operations_per_second": rates.matrix, "kernels": rows}
 

@@ -9,35 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from batchgen_kernels import cpu
+from batchgen_kernels.attention_plan import TileShape
 from transformers import AttentionInterface
 
 from batchgen.engine.ops import Ops
+from batchgen.engine.step_inputs import StepInputs
 
 ATTENTION_NAME = "batchgen"
-
-
-@dataclass(slots=True)
-class StepInputs:
-    """Where the step's tokens stand; the same for every layer."""
-
-    slots_T: torch.Tensor
-    """int64; the cache slot that each token's K and V go to."""
-    block_tables_SB: torch.Tensor
-    """int32; block ids of each sequence, padded with 0."""
-    query_starts_S1: torch.Tensor
-    """int32; first flattened token of each sequence, and T."""
-    context_lens_S: torch.Tensor
-    """int32; tokens of each sequence that exist once the step is written."""
-    _decoder_step: cpu.DecoderStep | None = None
-
-    def decoder_step(self) -> cpu.DecoderStep:
-        """The same for the C++ decoder layers, made once."""
-        if self._decoder_step is None:
-            self._decoder_step = cpu.DecoderStep(
-                self.slots_T, self.block_tables_SB, self.query_starts_S1, self.context_lens_S
-            )
-        return self._decoder_step
 
 
 @dataclass(slots=True)
@@ -55,6 +33,8 @@ class LayerAttention:
     k_scales: torch.Tensor | None = None
     v_scales: torch.Tensor | None = None
     """Of an int8 cache."""
+    tiles: TileShape | None = None
+    """Which of the step's plans is this layer's, where its kernel takes one."""
     num_calls: int = 0
     """Counted by the self-check: each layer must come here exactly once per forward pass."""
 
@@ -72,6 +52,7 @@ class LayerAttention:
         step = self.step
         assert step is not None, "attention runs only inside ModelRunner.execute"
         self.num_calls += 1
+        planned = {"plan": step.plans[self.tiles]} if self.tiles is not None else {}
         self.ops.store_kv(k_TGD, v_TGD, self.k_cache, self.v_cache, step.slots_T, self.k_scales, self.v_scales)
         return self.ops.paged_attention(
             q_THD,
@@ -86,6 +67,7 @@ class LayerAttention:
             sinks_H=sinks_H,
             k_scales=self.k_scales,
             v_scales=self.v_scales,
+            **planned,
         )
 
 

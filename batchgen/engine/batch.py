@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from batchgen.engine.block_table import BlockCopy
 from batchgen.engine.prefix_cache import CachedBlock
 from batchgen.engine.sequence import Sequence
 from batchgen.records import TokenLogprob
+
+if TYPE_CHECKING:
+    import torch
 
 
 class ScheduledChunk(NamedTuple):
@@ -71,3 +74,16 @@ class Draw(NamedTuple):
     ok: bool = True
     """False where every token was masked, or the logits were not finite."""
     alternatives: list[TokenLogprob] | None = None
+
+
+class Draws(Protocol):
+    """What a step draws, one per entry of `Batch.samples`: first on the device, on the host when it is asked."""
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """int64 [R], on the device; 0 where the draw is not ok."""
+        ...
+
+    def read(self) -> list[Draw]:
+        """Wait for the step."""
+        ...

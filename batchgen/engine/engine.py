@@ -7,16 +7,18 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import repeat
+from typing import NamedTuple
 
 import torch
 
-from batchgen.engine.batch import Batch, LogitsLayout
+from batchgen.engine.batch import Batch, Draws, LogitsLayout
+from batchgen.engine.beam import Continuation
 from batchgen.engine.completions import completion_of
 from batchgen.engine.loading import EngineOptions, EngineParts, load_parts
 from batchgen.engine.masks import MaskMaker
 from batchgen.engine.metrics import EngineMetrics
 from batchgen.engine.requests import RequestBuilder, RequestRefused
-from batchgen.engine.sequence import Sequence, SequenceGroup
+from batchgen.engine.sequence import Sequence, SequenceGroup, Status
 from batchgen.errors import EngineStalled, JobError
 from batchgen.records import Completion, PartialSample, Prompt, RowError
 from batchgen.sampling_params import MAX_SEED, SamplingParams
@@ -28,6 +30,14 @@ DEFAULT_WINDOW = 8192
 
 KV_SAMPLE_STEPS = 4
 """Every so many steps the use of the KV cache is measured."""
+
+
+class Flight(NamedTuple):
+    """A step on its way: what it was asked, and what it will bring."""
+
+    batch: Batch
+    draws: Draws
+    continuations: list[list[Continuation]]
 
 
 class Engine:
@@ -85,6 +95,9 @@ class Engine:
         self._runner = parts.runner
         self._sampler = parts.sampler
         self._scheduler = parts.scheduler
+        self._is_asynchronous = parts.is_asynchronous
+        self._flights: deque[Flight] = deque()
+        """Steps that were launched and not accounted for, the oldest first: between two steps one at the most."""
         self._notes = parts.notes
         self._resolved = parts.resolved
         self._window = window
@@ -227,15 +240,24 @@ class Engine:
         return completions
 
     def _advance(self) -> None:
-        """One step; completions go to whoever added their prompts."""
+        """One step; completions go to whoever added their prompts.
+
+        On an asynchronous device a step is left running: the next call plans and launches its successor, which takes
+        its tokens on the device, and only then waits for it.
+        """
         batch = self._scheduler.schedule()
+        num_left = 0
         if batch.chunks:
-            self._run(batch)
+            self._launch(batch)
+            num_left = int(self._is_asynchronous and not _needs_ids(batch))
+        has_moved = bool(batch.chunks or self._flights)
+        while len(self._flights) > num_left:
+            self._land()
         completions = [*self._refused, *map(self._complete, self._scheduler.take_finished())]
         self._refused.clear()
         for completion in completions:
             self._inboxes.pop(completion.prompt_index, self._ready).append(completion)
-        if not completions and not batch.chunks and self._scheduler.has_unfinished:
+        if not completions and not has_moved and self._scheduler.has_unfinished:
             raise EngineStalled(self._scheduler.describe_waiting())
 
     def abort(self, *prompt_indexes: int) -> None:
@@ -258,7 +280,7 @@ class Engine:
             begun = [
                 PartialSample(s.sample, s.generated_token_ids, s.cumulative_logprob, s.logprobs)
                 for s in group.sequences
-                if s.num_generated > s.num_forced
+                if len(s.token_ids) - group.num_prompt_tokens > s.num_forced
             ]
             if begun:
                 yield index, begun
@@ -270,34 +292,58 @@ class Engine:
     def close(self) -> None:
         """Drop everything in flight and give the blocks back."""
         self.abort(*self._groups, *(completion.prompt_index for completion in self._refused))
+        self._flights.clear()
         self._ready.clear()
         self._masks.close()
 
-    def _run(self, batch: Batch) -> None:
+    def _launch(self, batch: Batch) -> None:
+        """Set a step on its way; on a processor it has run when this returns."""
         try:
             masks = self._masks.start([sequence for _, sequence in batch.samples])
+            drawn = (self._flights[-1].draws.token_ids,) if self._flights else ()
             try:
-                logits_RV = self._runner.execute(batch)
+                logits_RV = self._runner.execute(batch, *drawn)
             finally:
                 # Also where the step fails: nobody else may touch a matcher meanwhile.
                 allowed = None if masks is None else masks.result()
             layout = batch.logits_layout()
-            drawn = self._sampler.sample(logits_RV, *_rows_of(batch.samples, layout), allowed)
+            draws = self._sampler.sample(logits_RV, *_rows_of(batch.samples, layout), allowed)
             continuations = self._sampler.continuations(logits_RV, *_rows_of(batch.beams, layout))
             self._score_prompts(batch, logits_RV, layout)
         except (torch.OutOfMemoryError, MemoryError) as error:
+            while self._flights:
+                self._land()
             self._recover(batch, error)
-            return
         except BaseException:
-            # What the step published was perhaps never written: nobody may find it, should the engine be used again.
-            self._scheduler.rollback(batch)
+            self._roll_back(batch)
             raise
-        self._scheduler.update(batch, drawn, continuations)
+        else:
+            self._scheduler.launch(batch)
+            self._flights.append(Flight(batch, draws, continuations))
+
+    def _land(self) -> None:
+        """Wait for the oldest step on its way, and account for what it drew."""
+        batch, draws, continuations = self._flights[0]
+        try:
+            drawn = draws.read()
+        except BaseException:
+            self._roll_back()
+            raise
+        self._flights.popleft()
+        self._metrics.num_drawn_tokens += self._scheduler.update(batch, drawn, continuations)
         self._metrics.num_steps += 1
-        self._metrics.num_drawn_tokens += len(drawn)
         self._metrics.num_computed_tokens += batch.num_tokens
         if self._metrics.num_steps % KV_SAMPLE_STEPS == 0:
             self._metrics.sample_kv(self._scheduler.useful_share(), self._scheduler.pool.num_shared)
+
+    def _roll_back(self, *batches: Batch) -> None:
+        """Forget `batches` and every step on its way.
+
+        What they published was perhaps never written: nobody may find it, should the engine be used again.
+        """
+        for batch in (*batches, *(flight.batch for flight in reversed(self._flights))):
+            self._scheduler.rollback(batch)
+        self._flights.clear()
 
     def _score_prompts(self, batch: Batch, logits_RV: torch.Tensor, layout: LogitsLayout) -> None:
         """Log-probabilities of prompt tokens, each from the logits of the token before it."""
@@ -319,8 +365,10 @@ class Engine:
         self._scheduler.rollback(batch)
         self._metrics.num_shrinks += 1
         if not self._scheduler.shrink() and alone:
-            message = f"the device ran out of memory with this row alone: {error}"
-            self._scheduler.fail(batch.chunks[0].sequence, RowError("out_of_memory", message))
+            sequence = batch.chunks[0].sequence
+            if sequence.status is not Status.FINISHED:
+                message = f"the device ran out of memory with this row alone: {error}"
+                self._scheduler.fail(sequence, RowError("out_of_memory", message))
             self._scheduler.restore()
 
     def _complete(self, group: SequenceGroup) -> Completion:
@@ -334,6 +382,11 @@ class Engine:
         # Sequences and group refer to each other: parted, they are freed here, not by a late garbage collection.
         group.sequences.clear()
         return completion
+
+
+def _needs_ids(batch: Batch) -> bool:
+    """Whether the step after this one cannot be planned before the host knows what this one found."""
+    return bool(batch.beams or batch.scored or any(s.group.draws_follow_text for _, s in batch.samples))
 
 
 def _rows_of(entries: list[tuple[int, Sequence]], layout: LogitsLayout) -> tuple[list[int], list[Sequence]]:

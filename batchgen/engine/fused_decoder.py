@@ -12,9 +12,10 @@ import torch
 from batchgen_kernels import cpu
 from torch import nn
 
-from batchgen.engine.attention import LayerAttention, StepInputs
+from batchgen.engine.attention import LayerAttention
 from batchgen.engine.fused import FusedAttention, FusedGatedMLP, FusedRMSNorm, swap
 from batchgen.engine.ops import REFERENCE
+from batchgen.engine.step_inputs import StepInputs
 
 _LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
 """Decoder layers that are norm, attention, sum, norm, MLP, sum, and nothing else."""

@@ -18,6 +18,7 @@ class LayerSpec(NamedTuple):
     """One attention layer, in the order in which the model calls them."""
 
     layer_idx: int
+    num_heads: int
     num_kv_heads: int
     head_dim_k: int
     head_dim_v: int
@@ -28,7 +29,9 @@ class LayerSpec(NamedTuple):
 def layer_specs(calls: list[AttentionCall], config: PretrainedConfig) -> list[LayerSpec]:
     """The layers behind the calls of one forward pass; ModelError where the layer types and the calls disagree."""
     return [
-        LayerSpec(call.layer_idx, call.num_kv_heads, call.head_dim_k, call.head_dim_v, _window(call, config))
+        LayerSpec(
+            call.layer_idx, call.num_heads, call.num_kv_heads, call.head_dim_k, call.head_dim_v, _window(call, config)
+        )
         for call in calls
     ]
 

@@ -10,16 +10,18 @@ import torch
 from batchgen_kernels import cpu
 from batchgen_kernels.segments import SEGMENT_TOKENS
 
-from batchgen.engine.batch import Batch, Draw
+from batchgen.engine.batch import Batch, Draws
 from batchgen.engine.beam import Continuation
 from batchgen.engine.block_pool import BlockPool
+from batchgen.engine.device import Device, device_at
 from batchgen.engine.independent_rows import make_rows_independent
 from batchgen.engine.kv_cache import KVCache, LayerShape
+from batchgen.engine.made_up import largest_batch
 from batchgen.engine.masks import AllowedTokens
-from batchgen.engine.memory import available_memory, num_blocks_for
+from batchgen.engine.memory import num_blocks_for
 from batchgen.engine.model_loader import LoadedModel, load_model
 from batchgen.engine.model_runner import ModelRunner
-from batchgen.engine.ops import select_ops
+from batchgen.engine.ops import Ops, select_ops
 from batchgen.engine.prefix_cache import PrefixCache
 from batchgen.engine.row_probe import row_dependence
 from batchgen.engine.sampler import Sampler
@@ -41,8 +43,11 @@ GPU_MAX_BATCH_TOKENS = 8192
 class Runner(Protocol):
     """What computes batches: the ModelRunner, or a fake one."""
 
-    def execute(self, batch: Batch) -> torch.Tensor:
-        """Logits [R, V], the rows of `batch.logits_layout()`."""
+    def execute(self, batch: Batch, drawn_R: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits [R, V], the rows of `batch.logits_layout()`; unseen tokens of the batch are among `drawn_R`.
+
+        `drawn_R` are the token ids of the step before, where that one is still on its way.
+        """
         ...
 
 
@@ -55,7 +60,7 @@ class Drawer(Protocol):
         rows: list[int],
         sequences: list[Sequence],
         allowed: AllowedTokens | None = None,
-    ) -> list[Draw]:
+    ) -> Draws:
         """One draw per sequence, from the logits row beside it and of what is allowed."""
         ...
 
@@ -101,40 +106,51 @@ class EngineParts:
     max_model_len: int
     eos_token_ids: frozenset[int]
     kv_cache_bytes: int = 0
+    is_asynchronous: bool = False
+    """Whether the device runs steps on its own: then the next one is planned and launched meanwhile."""
     notes: tuple[str, ...] = ()
     """What a user should know about this model on this machine."""
     resolved: Mapping[str, str | int | list[int]] = field(default_factory=dict)
     """What each `auto` that can change a token came to, under the names of the job file."""
 
 
-def load_parts(options: EngineOptions) -> EngineParts:
-    """Load the model and make everything around it. Raises ModelError, and JobError for options that do not fit."""
+def load_parts(options: EngineOptions, device: Device | None = None, ops: Ops | None = None) -> EngineParts:
+    """Load the model and make everything around it. Raises ModelError, and JobError for options that do not fit.
+
+    `device` and `ops` are those that the options and the machine imply; this is where others plug in.
+    """
     directory = locate_model(options.model, options.revision)
-    device = resolve_device(options.device)
+    device = device or device_at(resolve_device(options.device))
+    on_cpu = device.where.type == "cpu"
+    ops = ops or select_ops(device.where)
     if options.threads != "auto":
         # A setting of the whole process; the C++ kernels follow it too.
         torch.set_num_threads(int(options.threads))
-    loaded = load_model(directory, options.dtype, device, options.max_model_len)
-    int8 = _check_quantization(options, loaded, device)
-    if device.type == "cpu":
+    loaded = load_model(directory, options.dtype, device.where, options.max_model_len)
+    int8 = _check_quantization(options, loaded, device.where)
+    if on_cpu:
         make_rows_independent(loaded.model, loaded.attention_modules, int8)
-    scheduler, cache = _make_cache(options, loaded, device)
-    runner = ModelRunner(loaded, cache, select_ops(device))
-    dependence = row_dependence(runner, loaded, options.quantization) if device.type == "cpu" else ""
+    sampler = Sampler(ops, device)
+    scheduler, cache = _make_cache(options, loaded, ops, device)
+    runner = ModelRunner(loaded, cache, ops, device)
+    dependence = ""
+    if on_cpu and not device.is_asynchronous:
+        dependence = row_dependence(runner, loaded, options.quantization)
     return EngineParts(
         runner=runner,
-        sampler=Sampler(runner.ops),
+        sampler=sampler,
         scheduler=scheduler,
         tokenizer=Tokenizer.from_directory(directory),
         vocab_size=loaded.vocab_size,
         max_model_len=loaded.max_model_len,
         eos_token_ids=loaded.eos_token_ids,
         kv_cache_bytes=cache.num_bytes,
+        is_asynchronous=device.is_asynchronous,
         notes=tuple(note for note in (dependence, _unused_note(loaded)) if note),
         resolved={
             "model.dtype": str(loaded.dtype).removeprefix("torch."),
             "model.max_model_len": loaded.max_model_len,
-            "resolved.device": device.type,
+            "resolved.device": device.where.type,
             "resolved.attention_segment": SEGMENT_TOKENS,
             "resolved.eos_token_ids": sorted(loaded.eos_token_ids),
             "resolved.unused_generation_config": _unused_settings(loaded),
@@ -163,14 +179,34 @@ def resolve_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def _make_cache(options: EngineOptions, loaded: LoadedModel, device: torch.device) -> tuple[Scheduler, KVCache]:
-    on_cpu = device.type == "cpu"
+def _make_cache(options: EngineOptions, loaded: LoadedModel, ops: Ops, device: Device) -> tuple[Scheduler, KVCache]:
+    on_cpu = device.where.type == "cpu"
     max_sequences = _count(options.max_sequences, CPU_MAX_SEQUENCES if on_cpu else GPU_MAX_SEQUENCES)
     default_tokens = max(CPU_MAX_BATCH_TOKENS if on_cpu else GPU_MAX_BATCH_TOKENS, max_sequences)
     max_batch_tokens = _count(options.max_batch_tokens, default_tokens)
     max_sequences = min(max_sequences, max_batch_tokens)
     shapes = [LayerShape(spec.num_kv_heads, spec.head_dim_k, spec.head_dim_v) for spec in loaded.layers]
-    num_blocks = _num_blocks(options, loaded, shapes, max_sequences, device)
+
+    def cache_of(num_blocks: int) -> KVCache:
+        return KVCache(shapes, num_blocks, options.block_size, _kv_dtype(options, loaded), device.where)
+
+    def run_largest_step() -> None:
+        batch = largest_batch(max_batch_tokens, max_sequences, loaded.vocab_size, options.block_size)
+        num_blocks = max(len(chunk.sequence.table.block_ids) for chunk in batch.chunks if chunk.sequence.table)
+        logits_RV = ModelRunner(loaded, cache_of(num_blocks), ops, device).execute(batch)
+        Sampler(ops, device).sample(logits_RV, list(range(len(logits_RV))), [sequence for _, sequence in batch.samples])
+
+    memory = options.kv_cache_memory
+    if memory == "auto":
+        budget = device.cache_memory(run_largest_step)
+    else:
+        budget = parse_bytes(memory) if isinstance(memory, str) else memory
+    per_block = KVCache.bytes_per_block(shapes, options.block_size, _kv_dtype(options, loaded))
+    most_useful = max_sequences * -(-loaded.max_model_len // options.block_size)
+    try:
+        num_blocks = num_blocks_for(budget, per_block, most_useful)
+    except ValueError as error:
+        raise JobError(f"engine.kv_cache_memory: {error}; raise it") from error
     pool = BlockPool(num_blocks, options.block_size)
     scheduler = Scheduler(
         pool,
@@ -178,7 +214,7 @@ def _make_cache(options: EngineOptions, loaded: LoadedModel, device: torch.devic
         max_sequences=max_sequences,
         prefix_cache=PrefixCache(pool) if options.prefix_caching else None,
     )
-    return scheduler, KVCache(shapes, num_blocks, options.block_size, _kv_dtype(options, loaded), device)
+    return scheduler, cache_of(num_blocks)
 
 
 def _kv_dtype(options: EngineOptions, loaded: LoadedModel) -> torch.dtype:
@@ -197,20 +233,6 @@ def _check_quantization(options: EngineOptions, loaded: LoadedModel, device: tor
         if wrong:
             raise JobError(f"model.quantization: {options.quantization} {message}")
     return True
-
-
-def _num_blocks(
-    options: EngineOptions, loaded: LoadedModel, shapes: list[LayerShape], max_sequences: int, device: torch.device
-) -> int:
-    memory = options.kv_cache_memory
-    budget = None if memory == "auto" else parse_bytes(memory) if isinstance(memory, str) else memory
-    available = available_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-    most_useful = max_sequences * -(-loaded.max_model_len // options.block_size)
-    try:
-        per_block = KVCache.bytes_per_block(shapes, options.block_size, _kv_dtype(options, loaded))
-        return num_blocks_for(budget, per_block, most_useful, available)
-    except ValueError as error:
-        raise JobError(f"engine.kv_cache_memory: {error}; raise it") from error
 
 
 def _count(value: int | str, default: int) -> int:

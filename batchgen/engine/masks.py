@@ -9,7 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from llguidance import LLExecutor
 from numpy.typing import NDArray
 
@@ -25,7 +24,7 @@ class AllowedTokens(NamedTuple):
 
     rows_C: list[int]
     """Places in the list of draws, rising."""
-    banned_CV: torch.Tensor
+    banned_CV: NDArray[np.bool_]
     """bool: True for what must not come."""
 
 
@@ -71,7 +70,7 @@ class MaskMaker:
         for index, (row, _) in enumerate(bound):
             if row in forced:
                 banned_CV[index, forced[row]] = 0
-        return AllowedTokens([row for row, _ in bound], torch.from_numpy(banned_CV.view(np.bool_)))
+        return AllowedTokens([row for row, _ in bound], banned_CV.view(np.bool_))
 
     def _fill(self, words_CW: NDArray[np.int32], todo: list[tuple[int, Constraint]]) -> None:
         if not todo:

@@ -1,11 +1,8 @@
-"""How much memory the KV cache may take, and how much a machine has."""
+"""How much memory a machine has, and how many blocks fit into some of it."""
 
 from __future__ import annotations
 
 from pathlib import Path
-
-MEMORY_SHARE = 0.5
-"""Of what is available when the engine starts; the rest is for activations, the reader and the writer."""
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 MEMINFO = Path("/proc/meminfo")
@@ -22,13 +19,9 @@ def available_memory() -> int:
     return available
 
 
-def num_blocks_for(kv_cache_memory: int | None, bytes_per_block: int, most_useful: int, available: int) -> int:
-    """Blocks of the pool: what `kv_cache_memory` (bytes; None: auto) holds, never more than can be of use.
-
-    Raises ValueError where it does not hold one block.
-    """
-    budget = int(available * MEMORY_SHARE) if kv_cache_memory is None else kv_cache_memory
+def num_blocks_for(budget: int, bytes_per_block: int, most_useful: int) -> int:
+    """Blocks of a pool of `budget` bytes, never more than can be of use. Raises ValueError if it does not hold one."""
     num_blocks = min(budget // bytes_per_block, most_useful)
     if num_blocks < 1:
-        raise ValueError(f"kv_cache_memory of {budget} bytes does not hold one block of {bytes_per_block} bytes")
+        raise ValueError(f"{budget} bytes do not hold one block of {bytes_per_block} bytes")
     return num_blocks

@@ -1,32 +1,35 @@
 """Runs one batch through the model: block copies, a flattened forward pass, the logits of the rows that are sampled.
 
-Shapes: T tokens of the step, S chunks (one per scheduled sequence), B blocks of the longest block table, R sampled
-rows, V vocabulary.
+Shapes: T tokens of the step, S chunks (one per scheduled sequence), R sampled rows, V vocabulary.
 """
 
 from __future__ import annotations
 
-from array import array
-
 import numpy as np
 import torch
+from batchgen_kernels.attention_plan import tile_shape
 
-from batchgen.engine.attention import LayerAttention, StepInputs
+from batchgen.engine.attention import LayerAttention
+from batchgen.engine.attention_work import make_plans
 from batchgen.engine.batch import Batch
+from batchgen.engine.decode_steps import DecodeSteps
+from batchgen.engine.device import PROCESSOR, Device
 from batchgen.engine.kv_cache import KVCache
 from batchgen.engine.model_loader import LoadedModel
 from batchgen.engine.ops import Ops
+from batchgen.engine.step_inputs import BlockTables, HostInputs, StepInputs, StepTokens, host_inputs
 
 
 class ModelRunner:
     """Executes batches on one device.
 
     All tokens of a step form one row of length T; which sequence a token belongs to is known to attention alone.
+    Nothing here waits for the device.
     """
 
-    def __init__(self, loaded: LoadedModel, cache: KVCache, ops: Ops) -> None:
+    def __init__(self, loaded: LoadedModel, cache: KVCache, ops: Ops, device: Device = PROCESSOR) -> None:
         self.model = loaded.model
-        self.device = loaded.device
+        self.device = device
         self.cache = cache
         self.ops = ops
         self._copied = cache.tensors
@@ -41,62 +44,65 @@ class ModelRunner:
             )
             for index, spec in enumerate(loaded.layers)
         ]
+        if ops.takes_plan:
+            for layer, spec in zip(self.layers, loaded.layers, strict=True):
+                layer.tiles = tile_shape(spec.num_heads, spec.num_kv_heads, max(spec.head_dim_k, spec.head_dim_v))
+        self._tiles = {layer.tiles for layer in self.layers if layer.tiles is not None}
         for layer, module in zip(self.layers, loaded.attention_modules, strict=True):
             module.batchgen_attention = layer  # type: ignore[assignment]
+        widest = -(-loaded.max_model_len // cache.block_size)
+        # A recorded step holds on to the tables: they must never have to grow.
+        room = (max(device.decode_buckets), widest) if device.decode_buckets else ()
+        self.tables = BlockTables(device, *room)
+        self.decodes = DecodeSteps(device, self.tables, self._forward)
 
     @torch.inference_mode()
-    def execute(self, batch: Batch) -> torch.Tensor:
-        """Compute the batch; returns logits [R, V] in the model's dtype, the rows of `batch.logits_layout()`."""
+    def execute(self, batch: Batch, drawn_R: torch.Tensor | None = None) -> torch.Tensor:
+        """Compute the batch; returns logits [R, V] in the model's dtype, the rows of `batch.logits_layout()`.
+
+        `drawn_R` (int64, on the device): what the step before drew, where the host does not know it yet.
+        """
         if batch.copies:
-            self.ops.copy_blocks(self._copied, torch.tensor(batch.copies, dtype=torch.int64, device=self.device))
-        input_ids_T, positions_T, step = self._inputs(batch)
-        wanted_R = torch.tensor(batch.logits_layout().tokens, dtype=torch.int64, device=self.device)
+            self.ops.copy_blocks(self._copied, *self.device.upload(np.array(batch.copies, np.int64)))
+        inputs = host_inputs(batch, self.tables, self.cache.block_size)
+        size = self.decodes.size_for(inputs)
+        logits_RV = None if size is None else self._run_recorded(inputs, size, drawn_R)
+        return self._run(inputs, drawn_R) if logits_RV is None else logits_RV
+
+    def _run_recorded(self, inputs: HostInputs, size: int, drawn_R: torch.Tensor | None) -> torch.Tensor | None:
+        padded = inputs.padded(size)
+        plans = make_plans(self._tiles, padded, self.tables.host[:size], self.cache.block_size, self.device)
+        logits_RV = self.decodes.run(padded, plans, lambda ids_T: self._feed(ids_T, inputs, drawn_R))
+        return None if logits_RV is None else logits_RV[: len(inputs.wanted_R)]
+
+    def _run(self, inputs: HostInputs, drawn_R: torch.Tensor | None) -> torch.Tensor:
+        num_sequences, longest = len(inputs.context_lens_S), int(inputs.context_lens_S.max())
+        arrays = (inputs.input_ids_T, inputs.positions_T, inputs.wanted_R, inputs.slots_T)
+        sent = self.device.upload(*arrays, inputs.query_starts_S1, inputs.context_lens_S)
+        slots_T, query_starts_S1, context_lens_S = sent[3:]
+        num_blocks = -(-longest // self.cache.block_size)
+        tables_SB = self.tables.on_device[:num_sequences, :num_blocks].contiguous()
+        step = StepInputs(slots_T, tables_SB, query_starts_S1, context_lens_S)
+        step.plans = make_plans(
+            self._tiles, inputs, self.tables.host[:num_sequences], self.cache.block_size, self.device
+        )
+        self._feed(sent[0], inputs, drawn_R)
+        return self._forward(StepTokens(*sent[:3]), step)
+
+    def _feed(self, input_ids_T: torch.Tensor, inputs: HostInputs, drawn_R: torch.Tensor | None) -> None:
+        """Put the tokens that only the device knows where they are read."""
+        if len(inputs.fed_tokens_F):
+            assert drawn_R is not None, "an unseen token without the draws of its step"
+            tokens_F, draws_F = self.device.upload(inputs.fed_tokens_F, inputs.fed_draws_F)
+            input_ids_T.index_copy_(0, tokens_F, drawn_R.index_select(0, draws_F))
+
+    def _forward(self, tokens: StepTokens, step: StepInputs) -> torch.Tensor:
         for layer in self.layers:
             layer.step = step
         logits_1RV: torch.Tensor = self.model(
-            input_ids=input_ids_T.unsqueeze(0),
-            position_ids=positions_T.unsqueeze(0),
+            input_ids=tokens.input_ids_T.unsqueeze(0),
+            position_ids=tokens.positions_T.unsqueeze(0),
             use_cache=False,
-            logits_to_keep=wanted_R,
+            logits_to_keep=tokens.wanted_R,
         ).logits
         return logits_1RV[0]
-
-    def _inputs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, StepInputs]:
-        block_size = self.cache.block_size
-        chunks = batch.chunks
-        starts_S = np.fromiter((chunk.start for chunk in chunks), np.int64, len(chunks))
-        counts_S = np.fromiter((chunk.num_tokens for chunk in chunks), np.int64, len(chunks))
-        query_starts_S1 = np.zeros(len(chunks) + 1, np.int64)
-        np.cumsum(counts_S, out=query_starts_S1[1:])
-        chunk_T = np.repeat(np.arange(len(chunks)), counts_S)
-        positions_T = np.arange(batch.num_tokens) - np.repeat(query_starts_S1[:-1] - starts_S, counts_S)
-        tables_SB = _block_tables(batch)
-        slots_T = tables_SB[chunk_T, positions_T // block_size].astype(np.int64) * block_size + positions_T % block_size
-        step = StepInputs(
-            slots_T=self._to_device(slots_T),
-            block_tables_SB=self._to_device(tables_SB),
-            query_starts_S1=self._to_device(query_starts_S1.astype(np.int32)),
-            context_lens_S=self._to_device((starts_S + counts_S).astype(np.int32)),
-        )
-        return self._to_device(_token_ids(batch)), self._to_device(positions_T), step
-
-    def _to_device(self, values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> torch.Tensor:
-        return torch.from_numpy(values).to(self.device, non_blocking=True)
-
-
-def _block_tables(batch: Batch) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
-    tables = [chunk.sequence.table.block_ids for chunk in batch.chunks if chunk.sequence.table is not None]
-    tables_SB = np.zeros((len(tables), max(len(table) for table in tables)), np.int32)
-    for row, table in enumerate(tables):
-        tables_SB[row, : len(table)] = table
-    return tables_SB
-
-
-def _token_ids(batch: Batch) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    flat = array("i")
-    for sequence, start, num_tokens in batch.chunks:
-        if num_tokens == 1:
-            flat.append(sequence.token_ids[start])
-        else:
-            flat.extend(sequence.token_ids[start : start + num_tokens])
-    return np.frombuffer(flat, np.int32).astype(np.int64)

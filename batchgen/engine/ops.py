@@ -23,6 +23,8 @@ class Ops(NamedTuple):
     sample: Callable[..., SampleResult]
     top_tokens: Callable[..., TopTokens]
     token_ranks: Callable[..., TokenRanks]
+    takes_plan: bool = False
+    """Whether paged_attention takes a plan, made once per step for all layers."""
 
 
 REFERENCE = Ops(
@@ -38,7 +40,7 @@ REFERENCE = Ops(
 def select_ops(device: torch.device) -> Ops:
     """The C++ twins on a processor where they are built; else each op's own choice, with one warning on a processor."""
     if device.type != "cpu":
-        return REFERENCE
+        return REFERENCE._replace(takes_plan=True)
     if cpu.is_available():
         return Ops(cpu.store_kv, cpu.copy_blocks, cpu.paged_attention, cpu.sample, cpu.top_tokens, cpu.token_ranks)
     logger.warning(

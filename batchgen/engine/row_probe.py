@@ -6,7 +6,6 @@ By construction it does not; this asks the real weights on the real processor, o
 from __future__ import annotations
 
 import platform
-from array import array
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,11 @@ from typing import Any
 import torch
 from batchgen_kernels import cpu
 
-from batchgen.engine.batch import Batch, ScheduledChunk
 from batchgen.engine.block_pool import BlockPool
-from batchgen.engine.block_table import BlockTable
+from batchgen.engine.made_up import made_up_batch
 from batchgen.engine.model_loader import LoadedModel
 from batchgen.engine.model_runner import ModelRunner
-from batchgen.engine.sequence import SequenceGroup
 from batchgen.engine.verdicts import remembered
-from batchgen.sampling_params import SamplingParams
 
 CHECK = "row_probe-2"
 MAX_ROWS = 33
@@ -74,13 +70,4 @@ def _thread_counts(num_threads: int) -> Iterable[int]:
 def _logits(runner: ModelRunner, count: int, vocab_size: int) -> torch.Tensor:
     """Logits [count, V] of `count` texts of one token each, in blocks 0 .. count - 1."""
     pool = BlockPool(runner.cache.num_blocks, runner.cache.block_size)
-    batch = Batch(num_tokens=count)
-    for index in range(count):
-        token_ids = array("i", [(index * 7919 + 11) % vocab_size])
-        group = SequenceGroup(index, token_ids, SamplingParams(), source=0, row=index, seed=0, max_tokens=1)
-        sequence = group.new_sequence(0)
-        sequence.table = BlockTable(pool)
-        sequence.table.append_slots(1)
-        batch.chunks.append(ScheduledChunk(sequence, 0, 1))
-        batch.samples.append((index, sequence))
-    return runner.execute(batch)
+    return runner.execute(made_up_batch([1] * count, vocab_size, [pool] * count))

@@ -6,14 +6,16 @@ Shapes: R draws, N edits of single logits. Work is per sequence or per distinct 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TypeAlias
 
 import numpy as np
 import torch
+from batchgen_kernels.philox import POSITION
 from batchgen_kernels.sample import SampleParams, TokenBias, TokenCounts
 from numpy.typing import NDArray
 
+from batchgen.engine.device import Device
 from batchgen.engine.sequence import Sequence
 from batchgen.sampling_params import SamplingParams
 
@@ -21,7 +23,7 @@ ParamsOf: TypeAlias = tuple[list[SamplingParams], NDArray[np.int64]]
 """Distinct parameters, and which of them each row has."""
 
 
-def sample_params(sequences: list[Sequence], device: torch.device) -> SampleParams:
+def sample_params(sequences: list[Sequence], device: Device) -> SampleParams:
     """Everything that decides the draws beside logits and keys."""
     params = _distinct(sequences)
     edits = _edits(sequences, params, device)
@@ -36,15 +38,54 @@ def sample_params(sequences: list[Sequence], device: torch.device) -> SamplePara
     )
 
 
-def edit_params(sequences: list[Sequence], device: torch.device) -> SampleParams:
+def edit_params(sequences: list[Sequence], device: Device) -> SampleParams:
     """What edits the logits: biases, bans and penalties; columns that no sequence uses stay None."""
     return _edits(sequences, _distinct(sequences), device)
 
 
-def keys_of(sequences: list[Sequence], device: torch.device) -> torch.Tensor:
+def keys_of(sequences: list[Sequence], device: Device) -> torch.Tensor:
     """int64 [R, 5]: seed, source, row, sample, position; position counts the generated tokens."""
     keys = [(s.group.seed, s.group.source, s.group.row, s.sample, s.num_generated) for s in sequences]
-    return torch.from_numpy(np.array(keys, dtype=np.int64)).to(device)
+    return device.upload(np.array(keys, dtype=np.int64))[0]
+
+
+class SamplingColumns:
+    """The columns of one step after the other, kept on the device.
+
+    Where the sequences of the step before draw again, and nothing edits their logits, nothing is sent: only the
+    positions in the keys change.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._sequences: list[Sequence] = []
+        self._params = SampleParams()
+        self._keys_R5 = torch.empty(0, 5, dtype=torch.int64)
+        self._first_position = 0
+        self._is_constant = False
+
+    def of(self, sequences: list[Sequence]) -> tuple[SampleParams, torch.Tensor]:
+        """Everything that decides the draws beside the logits, and the keys [R, 5]."""
+        position = sequences[0].num_generated
+        # A step that failed is forgotten as a whole: the first sequence tells whether all got on. Where a grammar binds
+        # one, it may have got on by more than the token drawn.
+        if self._is_constant and position == self._first_position + 1 and sequences == self._sequences:
+            self._keys_R5[:, POSITION] += 1
+        else:
+            self._params = sample_params(sequences, self._device)
+            self._keys_R5 = keys_of(sequences, self._device)
+            self._sequences = sequences
+            self._is_constant = _is_constant(self._params) and all(s.constraint is None for s in sequences)
+        self._first_position = position
+        return self._params, self._keys_R5
+
+
+def _is_constant(params: SampleParams) -> bool:
+    return all(getattr(params, each.name) is None for each in fields(SampleParams) if each.name not in _CONSTANT)
+
+
+_CONSTANT = {"temperature_R", "top_k_R", "top_p_R", "min_p_R", "all_greedy"}
+"""The columns that are the same in every step of a sequence."""
 
 
 def _distinct(sequences: list[Sequence]) -> ParamsOf:
@@ -61,7 +102,7 @@ def _distinct(sequences: list[Sequence]) -> ParamsOf:
     return distinct, rows
 
 
-def _edits(sequences: list[Sequence], params: ParamsOf, device: torch.device) -> SampleParams:
+def _edits(sequences: list[Sequence], params: ParamsOf, device: Device) -> SampleParams:
     return SampleParams(
         repetition_penalty_R=_column(params, lambda p: p.repetition_penalty, 1.0, np.float32, device),
         presence_penalty_R=_column(params, lambda p: p.presence_penalty, 0.0, np.float32, device),
@@ -76,34 +117,38 @@ def _column(
     value: Callable[[SamplingParams], float],
     neutral: float,
     dtype: type[np.float32 | np.int64],
-    device: torch.device,
+    device: Device,
 ) -> torch.Tensor | None:
     """One value per row; None where all rows have the neutral one, so that its pass over the logits is left out."""
     distinct, rows = params
     values = [value(each) for each in distinct]
     if all(each == neutral for each in values):
         return None
-    return torch.from_numpy(np.array(values, dtype=dtype)[rows]).to(device)
+    return device.upload(np.array(values, dtype=dtype)[rows])[0]
 
 
-def _bias(sequences: list[Sequence], device: torch.device) -> TokenBias | None:
+def _bias(sequences: list[Sequence], device: Device) -> TokenBias | None:
     biased = [(row, entries) for row, s in enumerate(sequences) if len((entries := s.group.edits.bias_of(s)).token_ids)]
     if not biased:
         return None
     return TokenBias(
-        torch.from_numpy(np.repeat([row for row, _ in biased], [len(each.token_ids) for _, each in biased])).to(device),
-        torch.from_numpy(np.concatenate([each.token_ids for _, each in biased])).to(device),
-        torch.from_numpy(np.concatenate([each.values for _, each in biased])).to(device),
+        *device.upload(
+            np.repeat([row for row, _ in biased], [len(each.token_ids) for _, each in biased]),
+            np.concatenate([each.token_ids for _, each in biased]),
+            np.concatenate([each.values for _, each in biased]),
+        )
     )
 
 
-def _counts(sequences: list[Sequence], device: torch.device) -> TokenCounts | None:
+def _counts(sequences: list[Sequence], device: Device) -> TokenCounts | None:
     seen = [(row, s.history) for row, s in enumerate(sequences) if s.history is not None]
     if not seen:
         return None
     sizes = [len(history.token_ids) for _, history in seen]
     return TokenCounts(
-        torch.from_numpy(np.repeat([row for row, _ in seen], sizes)).to(device),
-        torch.from_numpy(np.concatenate([history.token_ids for _, history in seen])).to(device),
-        torch.from_numpy(np.concatenate([history.output_counts for _, history in seen])).to(device),
+        *device.upload(
+            np.repeat([row for row, _ in seen], sizes),
+            np.concatenate([history.token_ids for _, history in seen]),
+            np.concatenate([history.output_counts for _, history in seen]),
+        )
     )

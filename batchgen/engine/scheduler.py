@@ -105,15 +105,30 @@ class Scheduler:
         self.metrics.peak_blocks_held = max(self.metrics.peak_blocks_held, self.pool.num_held)
         return batch
 
-    def update(self, batch: Batch, draws: Iterable[Draw], continuations: Iterable[list[Continuation]] = ()) -> None:
-        """Account for a step that ran: a draw per entry of `samples`, the best next tokens per entry of `beams`."""
+    def launch(self, batch: Batch) -> None:
+        """The step is on its way: the next one may be planned as if it had run, before its tokens are known."""
         self.pool.end_step()
         for sequence, _, num_tokens in batch.chunks:
             sequence.num_computed_tokens += num_tokens
+        for draw, (_, sequence) in enumerate(batch.samples):
+            sequence.num_unseen += 1
+            sequence.draw = draw
+
+    def update(self, batch: Batch, draws: Iterable[Draw], continuations: Iterable[list[Continuation]] = ()) -> int:
+        """Account for the oldest launched step: a draw per entry of `samples`, the best tokens per entry of `beams`.
+
+        Returns how many draws count. Those of sequences that ended meanwhile do not: they were computed in vain.
+        """
+        for sequence, _, _ in batch.chunks:
             if sequence.group.max_tokens == 0 and sequence.num_computed_tokens == len(sequence.token_ids):
                 sequence.ending = Ending("length")
                 self._finish(sequence)
+        num_taken = 0
         for (_, sequence), draw in zip(batch.samples, draws, strict=True):
+            if sequence.status is Status.FINISHED:
+                continue
+            num_taken += 1
+            sequence.num_unseen -= 1
             if not draw.ok:
                 broken = None if sequence.constraint is None else sequence.constraint.error
                 self._fail_sample(sequence, broken or NO_ALLOWED_TOKEN)
@@ -126,6 +141,7 @@ class Scheduler:
             live, tokens = zip(*((sequence, tokens) for (_, sequence), tokens in entries), strict=True)
             self._advance_beams(list(live), list(tokens))
         self._forget_finished()
+        return num_taken
 
     def fail(self, sequence: Sequence, error: RowError) -> None:
         """End a sequence with an error, and what cannot be without it: its unborn siblings, the beams of its search."""
@@ -137,11 +153,16 @@ class Scheduler:
             self._fail_sample(sequence, error)
 
     def rollback(self, batch: Batch) -> None:
-        """A step failed: nothing it would have written counts, and its sequences wait to be computed anew."""
+        """A step failed: nothing it would have written counts, and its sequences wait to be computed anew.
+
+        Of several launched steps the newest is rolled back first.
+        """
         self.pool.end_step()
         while self.running:
             self._preempt_youngest()
         self._blocks.withdraw(batch.published)
+        for _, sequence in batch.samples:
+            sequence.num_unseen = 0
 
     def shrink(self) -> bool:
         """Halve the budget after a step that did not fit on the device; False if it is as small as it gets."""
@@ -213,7 +234,9 @@ class Scheduler:
 
     def _schedule_chunk(self, batch: Batch, sequence: Sequence, num_after: int = 0) -> None:
         """As many of its tokens as the budget allows; a token is left for each of `num_after` others."""
-        num_tokens = len(sequence.token_ids) - sequence.num_computed_tokens
+        if sequence.num_unseen and sequence.num_generated >= sequence.group.max_tokens:
+            return  # Its last token is on its way.
+        num_tokens = len(sequence.token_ids) + sequence.num_unseen - sequence.num_computed_tokens
         if num_tokens > 1:
             num_tokens = min(num_tokens, self.max_batch_tokens - batch.num_tokens - num_after)
         if num_tokens > 0 and self._reserve_slots(batch, sequence, num_tokens):
@@ -228,6 +251,8 @@ class Scheduler:
                 copy = table.append_slots(num_tokens)
             except OutOfBlocks:
                 if self.running[0].group is sequence.group and len(self.running) == 1:
+                    if sequence.num_unseen:
+                        return False  # Perhaps the token on its way ends it.
                     self._fail_alone(sequence)
                 else:
                     self._preempt_youngest()
@@ -262,10 +287,11 @@ class Scheduler:
         batch.chunks.append(ScheduledChunk(sequence, start, num_tokens))
         batch.num_tokens += num_tokens
         if end // self._block_size > len(sequence.chain):
-            batch.published.extend(self._blocks.publish(sequence, end))
+            # A block whose last token is not known yet is published with a later step.
+            batch.published.extend(self._blocks.publish(sequence, min(end, len(sequence.token_ids))))
         if group.prompt_logprobs is not None and sequence.is_scored:
             batch.scored.append(index)
-        if end == len(sequence.token_ids) and group.max_tokens > 0:
+        if end == len(sequence.token_ids) + sequence.num_unseen and group.max_tokens > 0:
             if group.search is not None:
                 batch.beams.append((index, sequence))
                 return
@@ -320,7 +346,7 @@ class Scheduler:
         room = self.max_sequences - self._num_places_taken()
         while batch.num_tokens < self.max_batch_tokens:
             sequence = self._waiting.peek()
-            if sequence is None:
+            if sequence is None or sequence.num_unseen:
                 return
             places = sequence.group.num_places
             if places > self.max_sequences:
@@ -380,6 +406,7 @@ class Scheduler:
     def _leave(self, sequence: Sequence) -> None:
         self._blocks.leave(sequence)
         sequence.status = Status.FINISHED
+        sequence.num_unseen = 0
 
     def _finish(self, sequence: Sequence) -> None:
         if sequence.status is Status.WAITING:

@@ -16,13 +16,14 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PretrainedConfig, PreTrainedModel
 
-from batchgen.engine.attention import ATTENTION_NAME, LayerAttention, StepInputs
+from batchgen.engine.attention import ATTENTION_NAME, LayerAttention
 from batchgen.engine.layers import LayerSpec, layer_specs
 from batchgen.engine.miniature import miniature_config, random_model
 from batchgen.engine.ops import REFERENCE
 from batchgen.engine.positions import freeze_rope
 from batchgen.engine.probe import AttentionCall, probe_attention
 from batchgen.engine.refused import refusal
+from batchgen.engine.step_inputs import StepInputs
 from batchgen.engine.verdicts import remembered
 from batchgen.errors import ModelError
 

@@ -61,7 +61,11 @@ class Sequence:
     chain: list[CachedBlock] = field(default_factory=list)
     """Links of the full blocks so far, as the prefix cache knows them."""
     num_computed_tokens: int = 0
-    """Tokens whose K and V are in the cache."""
+    """Tokens whose K and V are in the cache, or will be once the steps that were launched have run."""
+    num_unseen: int = 0
+    """Tokens of launched steps whose ids only the device knows as yet; `token_ids` is without them."""
+    draw: int = 0
+    """Which draw of its step the newest unseen token is."""
     cumulative_logprob: float = 0.0
     trail: LogprobTrail | None = None
     """Where asked for: the log-probabilities of the generated tokens."""
@@ -79,9 +83,14 @@ class Sequence:
     """Generated tokens that the grammar left no choice for."""
 
     @property
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens, unseen ones too."""
+        return len(self.token_ids) + self.num_unseen
+
+    @property
     def num_generated(self) -> int:
-        """Tokens after the prompt."""
-        return len(self.token_ids) - self.group.num_prompt_tokens
+        """Tokens after the prompt, unseen ones too."""
+        return len(self.token_ids) + self.num_unseen - self.group.num_prompt_tokens
 
     @property
     def generated_token_ids(self) -> list[int]:
@@ -240,6 +249,11 @@ class SequenceGroup:
     def num_places(self) -> int:
         """Running sequences that the group may grow to at once."""
         return 1 if self.search is None else self.search.params.width
+
+    @property
+    def draws_follow_text(self) -> bool:
+        """Whether what may be drawn next depends on which tokens came before: then the host must know these."""
+        return self.params.has_penalties or self.edits.follow_text or self.grammar is not None
 
     @property
     def needs_scores(self) -> bool:

@@ -40,6 +40,11 @@ class TokenEdits:
         self._late = _entries(self._always)
         self._early = _entries({**self._always, **dict.fromkeys(self._stop_token_ids, BANNED)})
 
+    @property
+    def follow_text(self) -> bool:
+        """Whether the edits depend on the tokens drawn so far, not on their number alone."""
+        return bool(self._long_words)
+
     def bias_of(self, sequence: Sequence) -> BiasEntries:
         """What acts on the next token of a sequence."""
         is_early = sequence.num_generated < self._min_tokens

@@ -9,7 +9,7 @@ many members of the group as a tile holds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -86,6 +86,12 @@ class AttentionPlan(NamedTuple):
     def tables(self) -> list[Tensor]:
         """All tensors of the plan."""
         return [part for part in self if isinstance(part, Tensor)]
+
+    def with_tables(self, tables: Sequence[Tensor]) -> AttentionPlan:
+        """Return the same plan with other tensors, in the order of `tables`."""
+        names = [name for name, part in self._asdict().items() if isinstance(part, Tensor)]
+        others: dict[str, Any] = dict(zip(names, tables, strict=True))
+        return self._replace(**others)
 
 
 def _decode_items(contexts_S: Integers, shared_S: Integers, decodes_C: Integers) -> tuple[Integers, Integers, int]:

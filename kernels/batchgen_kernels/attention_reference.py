@@ -6,13 +6,14 @@ B block size, P pairs (query token, segment), L = SEGMENT_TOKENS.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
+from batchgen_kernels.attention_options import AttentionOptions
 from batchgen_kernels.reduction import tree_sum
-from batchgen_kernels.segments import SEGMENT_TOKENS, SharedPrefixes, check_block_size
+from batchgen_kernels.segments import SEGMENT_TOKENS, check_block_size
 
 MAX_GATHERED_ELEMENTS = 1 << 22
 """How many elements of K (and of V) the reference gathers at a time."""
@@ -141,26 +142,20 @@ def paged_attention_reference(
     block_tables_SB: Tensor,
     query_starts_S1: Tensor,
     context_lens_S: Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks_H: Tensor | None = None,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-    prefixes: SharedPrefixes | None = None,
-    out: Tensor | None = None,
+    **options: Unpack[AttentionOptions],
 ) -> Tensor:
-    """Attend in torch; see `paged_attention`. `prefixes` changes nothing here: the bits are the same without it."""
+    """Attend in torch; see `paged_attention`. `prefixes` and `plan` change nothing here: the bits are the same."""
     check_block_size(k_cache.shape[2])
     num_tokens, num_heads = q_THD.shape[:2]
+    out, window, sinks_H = options.get("out"), options.get("window"), options.get("sinks_H")
     if out is None:
         out = q_THD.new_empty(num_tokens, num_heads, v_cache.shape[-1])
     sequence_T, position_T = _query_places(query_starts_S1, context_lens_S, num_tokens)
     first_T, count_T = _segments_in_sight(position_T, window)
     inputs = _Reference(
-        k_cache, v_cache, block_tables_SB, context_lens_S.long(), k_scales, v_scales, scale, window, softcap
-    )
+        k_cache, v_cache, block_tables_SB, context_lens_S.long(), options.get("k_scales"), options.get("v_scales"),
+        options["scale"], window, options.get("softcap"),
+    )  # fmt: skip
     largest = max(k_cache.shape[-1], v_cache.shape[-1]) * SEGMENT_TOKENS * k_cache.shape[1]
     for begin, end in _chunks(count_T.tolist(), max(1, MAX_GATHERED_ELEMENTS // largest)):
         part = slice(begin, end)

@@ -13,17 +13,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
 from batchgen_kernels.attention_kernels import decode_kernel, merge_kernel, prefill_kernel, prefix_kernel
+from batchgen_kernels.attention_options import AttentionOptions
 from batchgen_kernels.attention_plan import SPLIT_TOKENS, AttentionPlan, plan_attention, tile_shape
 from batchgen_kernels.attention_reference import paged_attention_reference
 from batchgen_kernels.attention_tile import AttentionConfig
 from batchgen_kernels.launch import INTERPRETED, Launch, check_fp8, next_power_of_2, num_processors, runs_on_triton
-from batchgen_kernels.segments import SharedPrefixes, check_block_size
+from batchgen_kernels.segments import check_block_size
 from batchgen_kernels.store_kv import QUANTIZED_MAX
 
 __all__ = ["paged_attention", "paged_attention_launches", "paged_attention_reference", "paged_attention_triton"]
@@ -141,29 +142,23 @@ def paged_attention_triton(
     block_tables_SB: Tensor,
     query_starts_S1: Tensor,
     context_lens_S: Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks_H: Tensor | None = None,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-    prefixes: SharedPrefixes | None = None,
-    plan: AttentionPlan | None = None,
-    out: Tensor | None = None,
+    **options: Unpack[AttentionOptions],
 ) -> Tensor:
     """Attend by the Triton kernels; see `paged_attention`."""
     check_block_size(k_cache.shape[2])
     check_fp8(k_cache)
     num_tokens, num_heads, head_dim = q_THD.shape
+    plan, out = options.get("plan"), options.get("out")
     if plan is None:
         shape = tile_shape(num_heads, k_cache.shape[1], max(head_dim, v_cache.shape[3]))
+        prefixes = options.get("prefixes")
         plan = plan_attention(query_starts_S1, context_lens_S, shape, prefixes=prefixes, device=q_THD.device)
     if out is None:
         out = q_THD.new_empty(num_tokens, num_heads, v_cache.shape[3])
     call = AttentionCall(
         q_THD.contiguous(), k_cache, v_cache, block_tables_SB, query_starts_S1, context_lens_S, out,
-        scale, window, softcap, sinks_H, k_scales, v_scales,
+        options["scale"], options.get("window"), options.get("softcap"), options.get("sinks_H"),
+        options.get("k_scales"), options.get("v_scales"),
     )  # fmt: skip
     num_programs = PROGRAMS_PER_PROCESSOR * num_processors(q_THD.device)
     for launch in paged_attention_launches(call, plan, num_programs):
@@ -178,16 +173,7 @@ def paged_attention(
     block_tables_SB: Tensor,
     query_starts_S1: Tensor,
     context_lens_S: Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks_H: Tensor | None = None,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-    prefixes: SharedPrefixes | None = None,
-    plan: AttentionPlan | None = None,
-    out: Tensor | None = None,
+    **options: Unpack[AttentionOptions],
 ) -> Tensor:
     """Attend with the queries of S sequences, prompt chunks and decodes in one call -> [T, H, Dv] in q's dtype.
 
@@ -195,19 +181,7 @@ def paged_attention(
         context_lens_S[s] tokens (int32), whose keys and values are in the cache already.
     k_cache, v_cache: [N, K, B, D] and [N, K, B, Dv] of any float dtype, or int8 with fp32 scales [N, K, B].
     block_tables_SB: int32, the blocks of each sequence; entries past its context are not read.
-    window: keys that a query sees, itself among them; None: all. softcap: None: none. sinks_H: a logit per head that
-        joins the denominator alone.
-    prefixes: groups of sequences over the same first blocks; a hint that saves reading. plan: the items of the Triton
-        kernels; a loop over layers passes one, since making it waits for the device; None: made here.
     Raises ValueError where the block size does not divide SEGMENT_TOKENS.
     """
-    if runs_on_triton(q_THD):
-        return paged_attention_triton(
-            q_THD, k_cache, v_cache, block_tables_SB, query_starts_S1, context_lens_S, scale=scale, window=window,
-            softcap=softcap, sinks_H=sinks_H, k_scales=k_scales, v_scales=v_scales, prefixes=prefixes, plan=plan,
-            out=out,
-        )  # fmt: skip
-    return paged_attention_reference(
-        q_THD, k_cache, v_cache, block_tables_SB, query_starts_S1, context_lens_S, scale=scale, window=window,
-        softcap=softcap, sinks_H=sinks_H, k_scales=k_scales, v_scales=v_scales, prefixes=prefixes, out=out,
-    )  # fmt: skip
+    attend = paged_attention_triton if runs_on_triton(q_THD) else paged_attention_reference
+    return attend(q_THD, k_cache, v_cache, block_tables_SB, query_starts_S1, context_lens_S, **options)

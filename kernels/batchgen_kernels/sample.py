@@ -80,7 +80,7 @@ class SampleBuffers(NamedTuple):
         )
 
 
-class _Call(NamedTuple):
+class SampleCall(NamedTuple):
     """One call's tensors, as the launches take them."""
 
     logits_RV: Tensor
@@ -139,7 +139,7 @@ class _Call(NamedTuple):
 
 def sample_launches(logits_RV: Tensor, params: SampleParams, keys_R5: Tensor, buffers: SampleBuffers) -> list[Launch]:
     """Describe the launches of one call, in order; rows of the logits may be strided, their tokens not."""
-    call = _Call(logits_RV, params, keys_R5, buffers)
+    call = SampleCall(logits_RV, params, keys_R5, buffers)
     num_rows, num_groups = buffers.tops_RG.shape
     temperature = params.temperature_R is not None and not params.all_greedy
     used = {"TOP_K": params.top_k_R, "TOP_P": params.top_p_R, "MIN_P": params.min_p_R}

@@ -15,6 +15,17 @@ def logsumexp(x: tl.tensor) -> tl.tensor:
 
 
 @jit
+def row_logsumexp(sums_ptr: tl.tensor, num_groups: tl.tensor, BLOCK_G: tl.constexpr) -> tl.tensor:
+    """Log-sum-exp of a row from those of its groups; 0 where no group's is finite."""
+    group = tl.arange(0, BLOCK_G)
+    sums = tl.load(sums_ptr + group, mask=group < num_groups, other=float("-inf"))
+    anchor = tl.max(sums, axis=0)
+    anchor = tl.where(anchor == float("-inf"), 0.0, anchor)
+    total = tl.sum(tl.exp(sums - anchor), axis=0)
+    return tl.log(tl.where(total > 0, total, 1.0)) + anchor
+
+
+@jit
 def key_of(x: tl.tensor) -> tl.tensor:
     """Map fp32 to int32 in the same order; -0 counts as 0."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)

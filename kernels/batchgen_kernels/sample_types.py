@@ -1,4 +1,6 @@
-"""What `sample` takes and gives. Legend: R rows, N entries of a list of edits."""
+"""What `sample`, `top_tokens` and `token_ranks` take and give. Legend: R rows, N entries of a list of edits,
+K tokens kept and C tokens asked for per row.
+"""
 
 from __future__ import annotations
 
@@ -56,6 +58,32 @@ class SampleParams:
     """Needed where there are penalties."""
     all_greedy: bool = False
     """Every row is greedy, as the host knows; temperature, top_* and min_p are not read."""
+
+
+NO_EDITS = SampleParams()
+
+
+class TopTokens(NamedTuple):
+    """The best tokens of each row, best first; all is -inf where a row has no finite best."""
+
+    token_ids_RK: Tensor
+    """int64."""
+    scores_RK: Tensor
+    """fp32: log-softmax after the edits."""
+    logprobs_RK: Tensor
+    """fp32: log-softmax of the logits as the model gave them."""
+
+
+class TokenRanks(NamedTuple):
+    """Where given tokens stand, and the best ones beside them."""
+
+    logprobs_RC: Tensor
+    """fp32: log-softmax."""
+    ranks_RC: Tensor
+    """int64, 1 for the most likely token."""
+    best_ids_RK: Tensor
+    """As `top_tokens` finds them, of the logits as they are."""
+    best_logprobs_RK: Tensor
 
 
 class SampleResult(NamedTuple):

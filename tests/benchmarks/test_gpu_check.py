@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from benchmarks import gpu_check, gpu_engine, gpu_references
-from benchmarks.decode_step import DecodeStep
+from benchmarks.decode_step import DecodeStep, measure_decode_step
+from benchmarks.gpu_sizes import DRY_RUN
 from benchmarks.kernel_cases import SMOLLM2
-from benchmarks.kernels_gpu import Batch, attention_case
+from benchmarks.kernels_gpu import Batch, attention_case, measure_all
 
 CPU = torch.device("cpu")
 TINY = SMOLLM2._replace(features=32, inner=48, heads=4, kv_heads=2, k_dim=16, v_dim=8, vocabulary=300)
@@ -42,7 +43,7 @@ def test_sections_that_failed_leave_their_targets_open(monkeypatch: pytest.Monke
         {"kernel": "paged_attention decode, prefix once", "shape": "64 x 4160, 4096 shared", "seconds": 1.0},
     ]
     results = {"kernels": {"kernels": rows}, "decode_step": {"failed": "out of memory"}}
-    monkeypatch.setattr(gpu_check, "_run_section", lambda name, scratch, device: results[name])
+    monkeypatch.setattr(gpu_check, "_run_section", lambda name, scratch, device, is_dry_run: results[name])
     outcome = gpu_check.check("cpu", list(results), tmp_path)
     reached = {verdict["target"]: (verdict["value"], verdict["reached"]) for verdict in outcome["targets"]}
     assert reached["shared-prefix attention against unshared, 64 x 4k"] == (9.0, True)
@@ -84,9 +85,26 @@ def test_workloads_share_what_they_say() -> None:
     assert all(23 <= len(prompt) <= 29 for prompt in workload.prompts)
 
 
+def test_every_kernel_is_measured_beside_its_floor() -> None:
+    rows = measure_all(CPU, DRY_RUN)["kernels"]
+    assert {row["kernel"].split(",")[0] for row in rows} == {
+        "rms_norm", "silu_mul", "rotary", "store_kv", "copy_blocks", "paged_attention decode",
+        "paged_attention prefill", "sample", "top_tokens", "token_ranks",
+    }  # fmt: skip
+    assert all(row["seconds"] > 0 and row["share_of_floor"] > 0 for row in rows)
+    assert gpu_check._prefix_gain({"kernels": {"kernels": rows}}) > 0
+
+
+def test_a_step_is_compared_with_itself_where_nothing_can_be_captured() -> None:
+    measured = measure_decode_step(DRY_RUN, CPU)
+    assert measured["ok"]
+    assert measured["shape"] == "dry run, 2 layers, 4 sequences"
+
+
 @pytest.mark.slow
-def test_the_engine_sections_run(tmp_path: Path) -> None:
-    assert gpu_engine.tokens_equal_those_of_the_processor(tmp_path / "tiny", "cpu")["ok"]
-    workloads = {"uniform": gpu_engine.Workload.uniform(4, 5, 20, 500)}
-    ours = gpu_engine.time_engine(tmp_path / "tiny", "cpu", workloads)
-    assert ours["seconds"]["uniform"] > 0
+def test_a_dry_run_walks_through_every_section(tmp_path: Path) -> None:
+    assert gpu_check.main(["--dry-run", "--output", str(tmp_path / "out.json")]) == 0
+    outcome = json.loads((tmp_path / "out.json").read_text())
+    assert [name for name in gpu_check.SECTIONS if "failed" in outcome[name]] == []
+    assert outcome["targets"] == []
+    assert outcome["ok"]

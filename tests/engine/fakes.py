@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from batchgen.engine.batch import Batch, Draw
@@ -58,13 +59,18 @@ class FakeRunner:
     num_steps: int = 0
     num_computed: int = 0
     num_sampled_rows: int = 0
+    num_ahead: int = 0
+    """Steps that ran before the tokens of the step before them were known."""
 
     def __post_init__(self) -> None:
+        self._drawn: list[int] = []
         self.states: list[list[int | None]] = [[None] * self.pool.block_size for _ in range(self.pool.num_blocks)]
 
-    def execute(self, batch: Batch) -> torch.Tensor:
+    def execute(self, batch: Batch, drawn_R: torch.Tensor | None = None) -> torch.Tensor:
         """int64 [L, 1]: the state after each token of the layout."""
         self.num_steps += 1
+        self.num_ahead += drawn_R is not None
+        self._drawn = [] if drawn_R is None else drawn_R.tolist()
         self.num_computed += batch.num_tokens
         self.num_sampled_rows += len(batch.logits_layout().tokens)
         if self.keeps_batches:
@@ -73,9 +79,10 @@ class FakeRunner:
         self._copy(batch)
         # Every chunk is written before any is read, as each layer does.
         for sequence, start, num_tokens in batch.chunks:
-            state = 0 if start == 0 else state_of(sequence.token_ids[:start])
+            token_ids = self._token_ids(sequence)
+            state = 0 if start == 0 else state_of(token_ids[:start])
             for position in range(start, start + num_tokens):
-                state = mix(state, sequence.token_ids[position])
+                state = mix(state, token_ids[position])
                 self._write(sequence, position, state)
         if self.max_tokens is not None and batch.num_tokens > self.max_tokens:
             raise torch.OutOfMemoryError(f"{batch.num_tokens} tokens")
@@ -83,6 +90,12 @@ class FakeRunner:
             raise self.failures.pop(0)
         layout = batch.logits_layout()
         return torch.tensor([[self._read(batch, token)] for token in layout.tokens], dtype=torch.int64).view(-1, 1)
+
+    def _token_ids(self, sequence: EngineSequence) -> Sequence[int]:
+        if not sequence.num_unseen:
+            return sequence.token_ids
+        assert sequence.num_unseen == 1, "two steps are on their way, and a third one is planned"
+        return [*sequence.token_ids, self._drawn[sequence.draw]]
 
     def _copy(self, batch: Batch) -> None:
         destinations = {copy.dst for copy in batch.copies}
@@ -105,9 +118,9 @@ class FakeRunner:
         size, end = self.pool.block_size, start + token + 1
         block_ids = sequence.table.block_ids
         if self.checks_context:
-            state = 0
+            state, token_ids = 0, self._token_ids(sequence)
             for position in range(end):
-                state = mix(state, sequence.token_ids[position])
+                state = mix(state, token_ids[position])
                 assert self.states[block_ids[position // size]][position % size] == state, (
                     f"slot {position} of {end} holds the K and V of other tokens"
                 )
@@ -116,11 +129,27 @@ class FakeRunner:
         return last
 
 
+class FakeDraws(NamedTuple):
+    """What a step drew; known at once."""
+
+    token_ids: torch.Tensor
+    draws: list[Draw]
+    failures: list[BaseException]
+
+    def read(self) -> list[Draw]:
+        """The draws, or the next failure."""
+        if self.failures:
+            raise self.failures.pop(0)
+        return self.draws
+
+
 @dataclass
 class FakeSampler:
     """Tokens by hash of state and key; one in `eos_every` is EOS."""
 
     eos_every: int = 0
+    failures: list[BaseException] = field(default_factory=list)
+    """Raised one after another where the next steps are waited for."""
 
     def sample(
         self,
@@ -128,15 +157,16 @@ class FakeSampler:
         rows: list[int],
         sequences: list[EngineSequence],
         allowed: AllowedTokens | None = None,
-    ) -> list[Draw]:
+    ) -> FakeDraws:
         """One draw per sequence, from the state beside it; where some tokens are allowed, by hash among these."""
         states = logits_LV[:, 0].tolist()
         draws = [Draw(*self.draw(states[row], sequence)) for row, sequence in zip(rows, sequences, strict=True)]
         for index, row in enumerate([] if allowed is None else allowed.rows_C):
             assert allowed is not None
-            ids = (~allowed.banned_CV[index]).nonzero().squeeze(1).tolist()
+            ids = np.flatnonzero(~allowed.banned_CV[index]).tolist()
             draws[row] = draws[row]._replace(token_id=ids[draws[row].token_id % len(ids)] if ids else 0, ok=bool(ids))
-        return draws
+        token_ids_R = torch.tensor([draw.token_id for draw in draws], dtype=torch.int64)
+        return FakeDraws(token_ids_R, draws, self.failures)
 
     def continuations(
         self, logits_LV: torch.Tensor, rows: list[int], beams: list[EngineSequence]
@@ -200,6 +230,7 @@ def make_fake(
     window: int = 8192,
     checks_context: bool = True,
     keeps_batches: bool = False,
+    is_asynchronous: bool = False,
 ) -> Fake:
     """An engine over a fake model."""
     pool = BlockPool(num_blocks, block_size)
@@ -218,6 +249,7 @@ def make_fake(
         vocab_size=VOCAB_SIZE,
         max_model_len=max_model_len,
         eos_token_ids=frozenset({EOS}),
+        is_asynchronous=is_asynchronous,
     )
     return Fake(Engine.from_parts(parts, window), scheduler, runner)
 

@@ -20,11 +20,11 @@ def test_windows_follow_the_layer_types() -> None:
 
 
 def test_sizes_are_those_of_each_layer() -> None:
-    assert specs_of("gemma4_text")[1:3] == [LayerSpec(1, 2, 16, 16, 8), LayerSpec(2, 2, 32, 32, None)]
+    assert specs_of("gemma4_text")[1:3] == [LayerSpec(1, 4, 2, 16, 16, 8), LayerSpec(2, 4, 2, 32, 32, None)]
 
 
 def test_latent_attention_has_values_of_another_size() -> None:
-    assert specs_of("deepseek_v3")[0] == LayerSpec(0, 4, 24, 12, None)
+    assert specs_of("deepseek_v3")[0] == LayerSpec(0, 4, 4, 24, 12, None)
 
 
 def test_one_key_and_value_head_for_all_queries() -> None:

@@ -56,7 +56,7 @@ def test_without_the_refusal_the_output_would_be_wrong(family: str) -> None:
         own = torch.cat([model(input_ids=text.unsqueeze(0)).logits[0] for text in texts])
         calls = attention_calls(model, ATTENTION_NAME)
         layers = [
-            LayerSpec(call.layer_idx, call.num_kv_heads, call.head_dim_k, call.head_dim_v, call.window)
+            LayerSpec(call.layer_idx, call.num_heads, call.num_kv_heads, call.head_dim_k, call.head_dim_v, call.window)
             for call in calls
         ]
         paged = torch.cat(paged_logits(model, calls, layers, texts))

@@ -1,4 +1,4 @@
-"""top_tokens and token_ranks: the reference and its C++ twin."""
+"""top_tokens and token_ranks: the reference and its twins in Triton and C++."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ import pytest
 import torch
 from batchgen_kernels import cpu
 from batchgen_kernels.sample import SampleParams, TokenBias, TokenCounts
-from batchgen_kernels.top_tokens import TokenRanks, TopTokens, token_ranks, top_tokens
+from batchgen_kernels.top_tokens import (
+    TokenRanks,
+    TopTokens,
+    token_ranks,
+    token_ranks_triton,
+    top_tokens,
+    top_tokens_triton,
+)
 
 from tests.kernels.cpu_cases import needs_kernels
 from tests.kernels.test_sample import mixed_params
@@ -27,11 +34,14 @@ DISTINCT = [level for level in LEVELS if level in ("portable", "avx2")] + LEVELS
 """Above AVX2 all levels run the same code here."""
 
 
-@pytest.fixture(params=["reference", *(pytest.param(level, marks=needs_kernels) for level in DISTINCT)])
+@pytest.fixture(params=["reference", "triton", *(pytest.param(level, marks=needs_kernels) for level in DISTINCT)])
 def twin(request: pytest.FixtureRequest) -> Iterator[Twin]:
-    """The reference, and each instruction-set level that has code of its own here."""
+    """The reference, the Triton kernels, and each instruction-set level that has code of its own here."""
     if request.param == "reference":
         yield Twin(top_tokens, token_ranks)
+        return
+    if request.param == "triton":
+        yield Twin(top_tokens_triton, token_ranks_triton)
         return
     cpu.set_level(request.param)
     yield Twin(cpu.top_tokens, cpu.token_ranks)
