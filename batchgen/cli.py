@@ -20,6 +20,7 @@ from typer.main import get_command
 
 from batchgen import __version__
 from batchgen.errors import BatchgenError, Interrupted, JobFileError
+from batchgen.printable import printable_lines
 from batchgen.units import parse_duration
 
 app = typer.Typer(
@@ -288,6 +289,21 @@ def preview(
 
 
 @app.command()
+def export(
+    output: OutputPath,
+    answers: Annotated[Path, typer.Option("--answers", metavar="FILE", help="Where the answers go.")] = Path(
+        "answers.jsonl"
+    ),
+    errors: Annotated[Path, typer.Option("--errors", metavar="FILE", help="Where the errors go.")] = Path(
+        "errors.jsonl"
+    ),
+) -> None:
+    """Write the committed rows as JSON lines of OpenAI's batch API, with custom_id; errors in a file of their own."""
+    with _interruptible():
+        _load("commands.export").export(output, answers, errors)
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON schema of the job file, for editors."""
     _load("commands.schema").schema()
@@ -343,7 +359,9 @@ def main() -> None:
     try:
         _command()
     except BatchgenError as error:
-        _say(str(error) if isinstance(error, JobFileError) else f"batchgen: {error}")
+        # A message may quote names and rows of others.
+        message = printable_lines(str(error))
+        _say(message if isinstance(error, JobFileError) else f"batchgen: {message}")
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # Nobody reads any further, as with `| head`.

@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from batchgen.config_values import Template
 
-PROMPT_KINDS = ("template", "column", "messages", "messages_column", "token_ids_column")
+PROMPT_KINDS = ("template", "column", "messages", "messages_column", "request_column", "token_ids_column")
 """The keys of which a job gives exactly one."""
-CHAT_KINDS = ("messages", "messages_column")
+CHAT_KINDS = ("messages", "messages_column", "request_column")
 
 _CHAT_KEYS = ("chat_template", "system", "assistant_prefill", "chat_template_kwargs", "tools")
 _SYSTEM_ROLES = ("system", "developer")
@@ -73,7 +73,7 @@ class FewShotConfig(BaseModel):
 
 
 class PromptConfig(BaseModel):
-    """How a row becomes a prompt: exactly one of template, column, messages, messages_column and token_ids_column."""
+    """How rows become prompts: one of template, column, messages, messages_column, request_column, token_ids_column."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -102,6 +102,15 @@ class PromptConfig(BaseModel):
             min_length=1,
             description="Column that holds a whole chat: a list of role and content, or such a list as JSON text.",
             examples=["messages"],
+        ),
+    ] = None
+    request_column: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="Column that holds the body of an OpenAI request: messages or prompt, and parameters that "
+            "stand before those of `sampling`.",
+            examples=["body"],
         ),
     ] = None
     token_ids_column: Annotated[

@@ -82,10 +82,19 @@ class InputConfig(Section):
     path: Annotated[
         Paths,
         Field(
-            description="A file, a directory or a pattern, or a list of them; relative to the job file.",
-            examples=["data/*.jsonl", ["a.parquet", "b.parquet"]],
+            description="A file, a directory, a pattern or a URL (https://, s3://, gs://, hf://datasets/), or a list "
+            "of them; relative to the job file. ${env:NAME} in a URL is a variable of the environment.",
+            examples=["data/*.jsonl", ["a.parquet", "b.parquet"], "hf://datasets/openai/gsm8k"],
         ),
     ]
+    config: Annotated[
+        str | None,
+        Field(min_length=1, description="Configuration of a Hugging Face data set; null: its only or default one."),
+    ] = None
+    split: Annotated[
+        str | None,
+        Field(min_length=1, description="Split of a Hugging Face data set; null: its only one.", examples=["test"]),
+    ] = None
     format: Annotated[
         Literal["auto", "jsonl", "parquet", "csv", "tsv", "text", "arrow"],
         Field(description="auto: by each file's name. text: one prompt a line, in the column `text`."),
@@ -131,9 +140,7 @@ class InputConfig(Section):
     sample_seed: Annotated[int, Field(ge=0, description="Seed of `sample`.")] = 0
     max_row_bytes: Annotated[
         Bytes,
-        Field(
-            description="A longer line of text is an error row, and is not held in memory.", json_schema_extra=_BYTES
-        ),
+        Field(description="A longer line, or a larger row of columns, is an error row.", json_schema_extra=_BYTES),
     ] = 16 * 2**20
     limit: Annotated[
         int | None,
@@ -211,6 +218,10 @@ class OutputConfig(Section):
         4096
     )
     token_ids: Annotated[bool, Field(description="Write the generated token ids too.")] = False
+    reasoning: Annotated[
+        Literal["keep", "split"],
+        Field(description="keep: completions are whole; split: what stands in `<think>` is a column `reasoning`."),
+    ] = "keep"
     parse: Annotated[
         Literal["columns", "struct", "text"],
         Field(

@@ -11,6 +11,7 @@ BatchgenError                  1   a bug, or a base to catch
 ├── FingerprintMismatch        5   the output belongs to another job
 ├── OutputDamaged              6   the records and the files of the output disagree
 ├── OutputUnavailable         74   disk full, read-only, store unreachable: mend it and run again
+├── InputUnavailable          74   a store of inputs cannot be reached, or there is no room for what it holds
 └── Interrupted               75   a signal or run.max_runtime: run again
 
 What is wrong with one row is no exception: it is a `batchgen.records.RowError`, and becomes a row of the output.
@@ -94,6 +95,12 @@ class OutputDamaged(BatchgenError):
 
 class OutputUnavailable(BatchgenError):
     """The output cannot be written now; nothing that was committed is harmed."""
+
+    exit_code = ExitCode.IO_ERROR
+
+
+class InputUnavailable(BatchgenError):
+    """Inputs elsewhere cannot be fetched now; nothing is wrong with the job."""
 
     exit_code = ExitCode.IO_ERROR
 

@@ -10,7 +10,8 @@ from contextlib import closing
 from pathlib import Path
 
 from batchgen.config import JobConfig
-from batchgen.data.reader import list_inputs, scan_inputs
+from batchgen.data.inputs import list_inputs
+from batchgen.data.reader import scan_inputs
 from batchgen.pipeline.feeder import PromptFeeder, preparer_spec
 from batchgen.resources import locate_model
 from batchgen.tokenizer import RenderedPrompt, Tokenizer

@@ -15,12 +15,12 @@ from rich.text import Text
 
 from batchgen.commands.summary import shorten
 from batchgen.data.files import OutputFiles
-from batchgen.data.names import printable
 from batchgen.data.rows import RowKey
 from batchgen.errors import JobError
 from batchgen.pipeline.convert import json_value
 from batchgen.pipeline.output_rows import Row, chosen_rows, random_rows, rows, rows_of_keys, rows_with_values
 from batchgen.pipeline.stored import StoredOutput, read_output
+from batchgen.printable import printable
 
 MAX_COLUMNS = 4
 """Source columns in a table."""

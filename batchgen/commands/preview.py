@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from batchgen.config import JobConfig
-from batchgen.data.names import printable
 from batchgen.pipeline.preview import Preview, PreviewedRow, preview_job
+from batchgen.printable import printable
 from batchgen.tokenizer import TextPiece
 
 OPEN, CLOSE = "⟦", "⟧"

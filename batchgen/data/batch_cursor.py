@@ -32,6 +32,7 @@ class BatchCursor:
         seek: Callable[[int], BatchesFrom],
         is_near: Callable[[int, int], bool],
         close: Callable[[], None],
+        max_row_bytes: int,
     ) -> None:
         """`names` are the columns of `schema` that the file has, and `seek` gives at least them.
 
@@ -43,6 +44,7 @@ class BatchCursor:
         self._seek = seek
         self._is_near = is_near
         self._close = close
+        self._max_row_bytes = max_row_bytes
         self._batches: Iterator[pa.RecordBatch] = iter(())
         self._rest: pa.RecordBatch | None = None
         self._at: int | None = None
@@ -52,6 +54,9 @@ class BatchCursor:
         missing = [name for name in self._schema.names if name not in self._names]
         for first, batch in self._slices(start, stop):
             errors = self._row_errors(batch)
+            # Of what is carried through nothing is dropped for its size: that row may well have an answer.
+            for index in self._rows_too_long(batch):
+                errors.setdefault(index, RowError("row_too_long", "the row is larger than the limit for one row"))
             columns = {name: to_python(batch.column(name), errors) for name in self._names}
             for index in range(batch.num_rows):
                 error = errors.get(index)
@@ -92,6 +97,12 @@ class BatchCursor:
             for index in bad:
                 errors.setdefault(index, RowError("invalid_utf8", f"column {name!r} holds bytes that are not UTF-8"))
         return errors
+
+    def _rows_too_long(self, batch: pa.RecordBatch) -> list[int]:
+        # The columns that are read count. Mostly the whole batch is smaller than one row may be.
+        if batch.num_columns == 0 or batch.nbytes <= self._max_row_bytes:
+            return []
+        return [index for index in range(batch.num_rows) if batch.slice(index, 1).nbytes > self._max_row_bytes]
 
     def _slices(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         stop = min(stop, self._file.num_rows)

@@ -29,15 +29,20 @@ def chat_of(value: Any, column: str) -> list[ChatMessage]:
     if value is None:
         raise RowFailure("null_prompt", f"column {column!r} is null")
     if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise RowFailure("bad_messages", f"column {column!r} holds text that is no JSON list") from error
+        value = messages_of(value, column)
     if not isinstance(value, list):
         raise RowFailure("bad_messages", f"column {column!r} holds {type_name(value)}, not a list of messages")
     if not value:
         raise RowFailure("empty_prompt", f"column {column!r} holds no messages")
     return [_message(message, index) for index, message in enumerate(value)]
+
+
+def messages_of(text: str, column: str) -> Any:
+    """What JSON text stands for; RowFailure `bad_messages` where it is no JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RowFailure("bad_messages", f"column {column!r} holds text that is no JSON list") from error
 
 
 def _message(message: Any, index: int) -> ChatMessage:

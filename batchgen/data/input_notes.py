@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from batchgen.data.input_rows import InputScan
-from batchgen.data.names import printable
+from batchgen.printable import printable
 
 _SHOWN = 10
 

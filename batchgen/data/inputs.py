@@ -5,31 +5,16 @@ from __future__ import annotations
 import difflib
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from batchgen.config import InputConfig
-from batchgen.data.compression import SUFFIXES
+from batchgen.data.hub_inputs import HUB_SCHEME, fetch_dataset, saved_split
+from batchgen.data.input_names import FORMAT_SUFFIXES, is_passed_over, suffix_format
 from batchgen.data.input_rows import FormatName, InputFile
+from batchgen.data.remote_inputs import fetch_urls, is_url
 from batchgen.errors import InputError
-
-FORMAT_SUFFIXES: dict[str, FormatName] = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".tab": "tsv",
-    ".txt": "text",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".ipc": "arrow",
-}
-_SIDE_FILES = frozenset({"dataset_info.json", "dataset_dict.json", "state.json"})
-"""What `datasets.save_to_disk` writes beside its data."""
 
 
 class FoundInputs(NamedTuple):
@@ -46,7 +31,7 @@ def list_inputs(config: InputConfig, base_dir: Path) -> list[InputFile]:
 
 
 def find_inputs(config: InputConfig, base_dir: Path) -> FoundInputs:
-    """All files of `input.path`, sorted by name; relative paths start at `base_dir`.
+    """All files of `input.path`, sorted by name; relative paths start at `base_dir`, and those of URLs are fetched.
 
     Patterns and directories pass over hidden names, names with a leading underscore and, in directories, names that
     no format claims; a path that is written out is taken as it is. InputError where nothing matches, where a file is
@@ -55,16 +40,26 @@ def find_inputs(config: InputConfig, base_dir: Path) -> FoundInputs:
     patterns = [config.path] if isinstance(config.path, str) else list(config.path)
     base_dir = base_dir.absolute()
     skipped: set[str] = set()
-    paths = [path for pattern in patterns for path in _expand(pattern, base_dir, config, skipped)]
-    _refuse_twice(paths)
-    named = sorted((_name(path, base_dir), path) for path in paths)
+    named = [each for pattern in patterns for each in _named(pattern, base_dir, config, skipped)]
+    _refuse_twice(named)
+    named.sort()
     files = [InputFile(source, path, name, _format_of(path, config)) for source, (name, path) in enumerate(named)]
     return FoundInputs(files, sorted(skipped))
+
+
+def _named(pattern: str, base_dir: Path, config: InputConfig, skipped: set[str]) -> list[tuple[str, Path]]:
+    """Name and place of each file of one pattern."""
+    if pattern.startswith(HUB_SCHEME):
+        return fetch_dataset(pattern, config, skipped)
+    if is_url(pattern):
+        return fetch_urls(pattern, config, skipped)
+    return [(_name(path, base_dir), path) for path in _expand(pattern, base_dir, config, skipped)]
 
 
 def _expand(pattern: str, base_dir: Path, config: InputConfig, skipped: set[str]) -> list[Path]:
     path = base_dir / Path(pattern).expanduser()
     if path.is_dir():
+        path = saved_split(path, config)
         found = sorted(_files_below(path, config, skipped))
         if not found:
             raise InputError(f"input.path: {pattern}: the directory {path} holds no input files")
@@ -79,7 +74,7 @@ def _expand(pattern: str, base_dir: Path, config: InputConfig, skipped: set[str]
     matches = glob.glob(os.path.join(glob.escape(str(base_dir)), os.path.expanduser(pattern)), recursive=True)
     files = []
     for match in sorted(map(Path, matches)):
-        if match.is_file() and (not _is_passed_over(match.name) or Path(pattern).name.startswith(("_", "."))):
+        if match.is_file() and (not is_passed_over(match.name) or Path(pattern).name.startswith(("_", "."))):
             files.append(match)
         else:
             skipped.add(match.name)
@@ -96,29 +91,27 @@ def _files_below(directory: Path, config: InputConfig, skipped: set[str]) -> Ite
             folders.clear()
             continue
         seen.add(real)
-        skipped.update(name for name in folders if _is_passed_over(name))
-        folders[:] = sorted(name for name in folders if not _is_passed_over(name))
+        skipped.update(name for name in folders if is_passed_over(name))
+        folders[:] = sorted(name for name in folders if not is_passed_over(name))
         for name in names:
             path = Path(folder, name)
-            is_claimed = config.format != "auto" or _suffix_format(path) is not None
-            if _is_passed_over(name) or not is_claimed or not path.is_file():
+            is_claimed = config.format != "auto" or suffix_format(path) is not None
+            if is_passed_over(name) or not is_claimed or not path.is_file():
                 skipped.add(name)
             else:
                 yield path
 
 
-def _is_passed_over(name: str) -> bool:
-    return name.startswith((".", "_")) or name.endswith((".crc", "~", ".tmp")) or name in _SIDE_FILES
-
-
-def _refuse_twice(paths: list[Path]) -> None:
-    seen: dict[str, Path] = {}
-    for path in paths:
-        real = os.path.realpath(path)
+def _refuse_twice(named: Sequence[tuple[str, Path]]) -> None:
+    seen: dict[str, str] = {}
+    for name, path in named:
+        # Copies of what lies elsewhere may share one file, where their content is the same.
+        real = name if is_url(name) else os.path.realpath(path)
+        shown = name if is_url(name) else str(path)
         if real in seen:
-            same = f" (as {seen[real]})" if seen[real] != path else ""
-            raise InputError(f"input.path: {path} is named twice{same}; its rows would be answered twice")
-        seen[real] = path
+            same = f" (as {seen[real]})" if seen[real] != shown else ""
+            raise InputError(f"input.path: {shown} is named twice{same}; its rows would be answered twice")
+        seen[real] = shown
 
 
 def _name(path: Path, base_dir: Path) -> str:
@@ -126,17 +119,10 @@ def _name(path: Path, base_dir: Path) -> str:
     return (clean.relative_to(base_dir) if clean.is_relative_to(base_dir) else clean).as_posix()
 
 
-def _suffix_format(path: Path) -> FormatName | None:
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in SUFFIXES:
-        suffixes.pop()
-    return FORMAT_SUFFIXES.get(suffixes[-1]) if suffixes else None
-
-
 def _format_of(path: Path, config: InputConfig) -> FormatName:
     if config.format != "auto":
         return config.format
-    name = _suffix_format(path)
+    name = suffix_format(path)
     if name is None:
         known = ", ".join(FORMAT_SUFFIXES)
         raise InputError(f"{path}: its name tells no format (known: {known}); set input.format")

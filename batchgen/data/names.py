@@ -17,8 +17,3 @@ def near_names(name: str, names: Iterable[str]) -> str:
         return f"; did you mean {', '.join(map(repr, near))}?"
     shown = ", ".join(map(repr, names[:_SHOWN])) + (", …" if len(names) > _SHOWN else "")
     return f"; it has {shown}" if shown else ""
-
-
-def printable(text: str) -> str:
-    """The text with control characters and lone surrogates escaped: names and rows must not write to a terminal."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

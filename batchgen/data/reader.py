@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ from batchgen.data.input_rows import (
     RowFailure,
     ScannedFile,
 )
-from batchgen.data.inputs import list_inputs
 from batchgen.data.names import near_names
 from batchgen.data.row_ids import RowId, refuse_repeated_ids
 from batchgen.data.selection import RowFilter, select, selection_of
@@ -36,7 +35,6 @@ __all__ = [
     "PromptReader",
     "RowFailure",
     "ScannedFile",
-    "list_inputs",
     "scan_inputs",
 ]
 
@@ -45,12 +43,19 @@ _TABLE_ROWS = 1024
 _TABLE_BYTES = 64 * 2**20
 
 
-def scan_inputs(files: Sequence[InputFile], config: InputConfig, known: InputScan | None = None) -> InputScan:
+Choose = Callable[[InputScan, InputConfig], Iterable[Iterable[int]]]
+"""The rows of each file that `input.where` keeps, in order."""
+
+
+def scan_inputs(
+    files: Sequence[InputFile], config: InputConfig, known: InputScan | None = None, *, choose: Choose | None = None
+) -> InputScan:
     """The plan pass: rows, hashes, offsets and column types of all files, and which rows are answered.
 
-    Files that `known`, an earlier scan, saw with the same size, mtime and inode are not read again. Raises
-    InputError for a file that is wrong as a whole, for a column in `input.columns` or `input.schema` that no file
-    has, and, with `input.on_error: fail`, for the first row that cannot be read.
+    `choose` evaluates `input.where`, by default in this process and without limits. Files that `known`, an earlier
+    scan, saw with the same size, mtime and inode are not read again. Raises InputError for a file that is wrong as a
+    whole, for a column in `input.columns` or `input.schema` that no file has, and, with `input.on_error: fail`, for the
+    first row that cannot be read.
     """
     selection = selection_of(config)
     if known is not None and not _is_reusable(known, files, selection):
@@ -63,7 +68,8 @@ def scan_inputs(files: Sequence[InputFile], config: InputConfig, known: InputSca
     schema, left_out = _carried(source_schema, config)
     scan = InputScan(scanned, source_schema, schema, left_out, selection)
     if selection is not None and known is None:
-        scan = _selected(scan, config)
+        answered = [file.rows() for file in scan.files]
+        scan = select(scan, config, answered if config.where is None else (choose or _chosen_here)(scan, config))
     if config.unique_ids and scanned != (known.files if known else None):
         refuse_repeated_ids(str(config.id_column), partial(_row_ids, scan, config))
     return scan
@@ -89,16 +95,12 @@ def _is_reusable(known: InputScan, files: Sequence[InputFile], selection: str | 
     return same and all(file.is_current() for file in known.files)
 
 
-def _selected(scan: InputScan, config: InputConfig) -> InputScan:
-    if config.where is None:
-        return select(scan, config, (file.rows() for file in scan.files))
+def _chosen_here(scan: InputScan, config: InputConfig) -> Iterator[list[int]]:
+    assert config.where is not None
     chosen = RowFilter(config.where, scan.source_schema.names)
     with closing(PromptReader(scan, config, chosen.names)) as reader:
-        kept = (
-            (row.row for row in reader.read(rows) if chosen.keeps(row, file.path))
-            for rows, file in zip(scan.ranges, scan.files, strict=True)
-        )
-        return select(scan, config, kept)
+        for rows, file in zip(scan.ranges, scan.files, strict=True):
+            yield [row.row for row in reader.read(rows) if chosen.keeps(row, file.path)]
 
 
 def _scan_file(file: InputFile, earlier: ScannedFile | None, max_row_bytes: int) -> ScannedFile:

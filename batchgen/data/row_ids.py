@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from batchgen.data.arrow_types import json_text
-from batchgen.data.names import printable
 from batchgen.errors import InputError
+from batchgen.printable import printable
 
 
 class RowId(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
+from batchgen.data.reasoning import split_reasoning
 from batchgen.records import Completion, FinishReason, RowError, Sample, TokenLogprob
 
 RowKey = tuple[int, int]
@@ -25,6 +26,8 @@ class KeptColumns(NamedTuple):
     token_ids: bool = False
     logprobs: bool = False
     prompt_logprobs: bool = False
+    reasoning: bool = False
+    """Whether what a model thinks is told from its answer."""
 
 
 @dataclass(slots=True)
@@ -41,6 +44,8 @@ class FinishedSample:
     score: float | None
     token_ids: list[int] | None = None
     logprobs: Logprobs | None = None
+    reasoning: str | None = None
+    """What `text` leaves out where reasoning is split off."""
 
 
 @dataclass(slots=True)
@@ -65,21 +70,29 @@ class FinishedRow:
         return sum(sample.completion_tokens for sample in self.samples)
 
 
-def finished_row(source: int, row: int, completion: Completion, kept: KeptColumns) -> FinishedRow:
-    """Turn the engine's completion of a row into what is stored of it."""
+def finished_row(
+    source: int, row: int, completion: Completion, kept: KeptColumns, *, is_thinking: bool = False
+) -> FinishedRow:
+    """Turn the engine's completion of a row into what is stored of it.
+
+    `is_thinking` tells that the prompt ended where the model was to go on thinking.
+    """
     return FinishedRow(
         source=source,
         row=row,
         error=completion.error,
         prompt_tokens=len(completion.prompt_token_ids),
-        samples=[_finished_sample(sample, kept) for sample in completion.samples],
+        samples=[_finished_sample(sample, kept, is_thinking) for sample in completion.samples],
         prompt_logprobs=_plain_prompt_logprobs(completion) if kept.prompt_logprobs else None,
     )
 
 
-def _finished_sample(sample: Sample, kept: KeptColumns) -> FinishedSample:
+def _finished_sample(sample: Sample, kept: KeptColumns, is_thinking: bool) -> FinishedSample:
+    reasoning, text = None, sample.text
+    if kept.reasoning and text is not None:
+        reasoning, text = split_reasoning(text, is_thinking)
     return FinishedSample(
-        text=sample.text,
+        text=text,
         finish_reason=sample.finish_reason,
         stop_reason=None if sample.stop_reason is None else str(sample.stop_reason),
         text_complete=sample.text_complete,
@@ -89,6 +102,7 @@ def _finished_sample(sample: Sample, kept: KeptColumns) -> FinishedSample:
         score=finite(sample.score),
         token_ids=list(sample.token_ids) if kept.token_ids else None,
         logprobs=_plain_logprobs(sample.logprobs) if kept.logprobs and sample.logprobs is not None else None,
+        reasoning=reasoning,
     )
 
 
@@ -125,6 +139,7 @@ def row_to_json(row: FinishedRow) -> list[Any]:
             sample.score,
             sample.token_ids,
             sample.logprobs,
+            sample.reasoning,
         ]
         for sample in row.samples
     ]

@@ -60,7 +60,12 @@ class OutputLayout(NamedTuple):
 
 def output_layout(source_schema: pa.Schema, output: OutputConfig, sampling: SamplingParams) -> OutputLayout:
     """Lay out the columns of a job's output; JobError where a source column has one of our names."""
-    kept = KeptColumns(output.token_ids, sampling.logprobs is not None, sampling.prompt_logprobs is not None)
+    kept = KeptColumns(
+        token_ids=output.token_ids,
+        logprobs=sampling.logprobs is not None,
+        prompt_logprobs=sampling.prompt_logprobs is not None,
+        reasoning=output.reasoning == "split",
+    )
     typed = typed_columns(sampling.response_format, output.parse)
     layout = OutputLayout(_without_null_types(source_schema), output.samples, kept, output.prefix or "", typed)
     ours = [field.name for field in _own_fields(layout)]
@@ -110,6 +115,8 @@ def _own_fields(layout: OutputLayout) -> list[pa.Field[pa.DataType]]:
         *typed_fields(layout),
         pa.field(layout.struct_name, struct_type(layout)),
     ]
+    if layout.kept.reasoning:
+        fields.append(pa.field(layout.prefix + "reasoning", _per_sample(layout, pa.string())))
     if layout.kept.token_ids:
         fields.append(pa.field(layout.prefix + "token_ids", _per_sample(layout, pa.list_(pa.int32()))))
     if layout.kept.logprobs:

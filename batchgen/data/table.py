@@ -70,7 +70,8 @@ def estimated_bytes(source: pa.Table, rows: Sequence[FinishedRow], is_typed: boo
 
 def _own_bytes(sample: FinishedSample) -> int:
     text = sample.text or ""
-    num_bytes = 64 + (len(text) if text.isascii() else 4 * len(text)) + 4 * len(sample.token_ids or ())
+    reasoning = 4 * len(sample.reasoning or "")
+    num_bytes = 64 + reasoning + (len(text) if text.isascii() else 4 * len(text)) + 4 * len(sample.token_ids or ())
     return num_bytes + _position_bytes(sample.logprobs or ())
 
 
@@ -89,6 +90,7 @@ def output_table(source: pa.Table, rows: Sequence[FinishedRow], layout: OutputLa
     cell_names = {
         layout.completion_name: "completion",
         layout.struct_name: "batchgen",
+        layout.prefix + "reasoning": "reasoning",
         layout.prefix + "token_ids": "token_ids",
         layout.prefix + "logprobs": "logprobs",
         layout.prefix + "prompt_logprobs": "prompt_logprobs",
@@ -129,6 +131,7 @@ def _listed_cells(row: FinishedRow, typed: Sequence[TypedColumn]) -> Cells:
     per_sample = {name: [getattr(each, name) for each in samples] if samples else None for name, _ in SAMPLE_FIELDS}
     return {
         "completion": [sample.text for sample in samples] if samples else None,
+        "reasoning": [sample.reasoning for sample in samples] if samples else None,
         "token_ids": [sample.token_ids for sample in samples] if samples else None,
         "logprobs": [_position_cells(sample.logprobs) for sample in samples] if samples else None,
         "prompt_logprobs": _position_cells(row.prompt_logprobs),
@@ -155,6 +158,7 @@ def _exploded_cell(
     per_sample = {name: getattr(sample, name) for name, _ in SAMPLE_FIELDS} if sample is not None else {}
     return {
         "completion": sample and sample.text,
+        "reasoning": sample and sample.reasoning,
         "token_ids": sample and sample.token_ids,
         "logprobs": sample and _position_cells(sample.logprobs),
         "prompt_logprobs": _position_cells(row.prompt_logprobs),

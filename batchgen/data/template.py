@@ -7,11 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from batchgen.config import PromptConfig
-from batchgen.data.chat_messages import ChatMessage, chat_of, type_name
+from batchgen.data.chat_messages import ChatMessage, chat_of, messages_of, type_name
 from batchgen.data.chat_template import ChatTemplate
 from batchgen.data.control_tokens import ControlTokens
 from batchgen.data.input_rows import RowFailure
 from batchgen.data.names import near_names
+from batchgen.data.requests import request_of
 from batchgen.data.row_template import ROW, RowTemplate
 from batchgen.data.sandbox import row_environment
 from batchgen.errors import JobError
@@ -43,7 +44,7 @@ class PromptTemplate:
         self._control_tokens = ControlTokens(() if config.allow_special_tokens else tuple(control_tokens))
         self._environment = row_environment(now or datetime.datetime.now())
         self._templates: list[RowTemplate] = []
-        self._column = config.column or config.messages_column
+        self._column = config.column or config.messages_column or config.request_column
         self._text_template = self._compile(config.template, "template")
         self._system = self._compile(config.system, "system")
         self._prefill = self._compile(config.assistant_prefill, "assistant_prefill")
@@ -53,7 +54,8 @@ class PromptTemplate:
         ]
         self._shots: list[ChatMessage] = []
         self._shots_text = ""
-        if config.is_chat:
+        # A request may be a text, and then needs no chat template.
+        if config.is_chat and (config.request_column is None or chat_template is not None):
             self._probe_chat()
         if config.few_shot is not None:
             self._render_shots()
@@ -106,17 +108,36 @@ class PromptTemplate:
 
     def render(self, values: dict[str, Any]) -> RenderedPrompt:
         """The prompt of a row; RowFailure where the row has none."""
+        # Before characters of values are marked, which would break JSON.
+        values = self._without_json(values)
         text, literals = self._control_tokens.render(self._text, values)
         if not text:
             raise RowFailure("empty_prompt", "the prompt is empty")
-        return RenderedPrompt(text, literals, add_special_tokens=not self._config.is_chat)
+        return RenderedPrompt(text, literals, add_special_tokens=not self._is_chat(values))
+
+    def _without_json(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The values with a chat or a request that is JSON text as what it stands for."""
+        config = self._config
+        if config.request_column is not None:
+            return {config.request_column: request_of(values.get(config.request_column), config.request_column)}
+        column = config.messages_column
+        if column is None or not isinstance(values.get(column), str):
+            return values
+        return {**values, column: messages_of(values[column], column)}
+
+    def _is_chat(self, values: dict[str, Any]) -> bool:
+        column = self._config.request_column
+        return self._config.is_chat if column is None else "messages" in values[column]
 
     def _text(self, values: dict[str, Any]) -> str:
         if self._text_template is not None:
             return self._shots_text + self._text_template.render(values)
-        if not self._config.is_chat:
+        if self._config.column is not None:
             return self._column_text(values)
-        assert self._chat_template is not None
+        if not self._is_chat(values):
+            return str(values[str(self._config.request_column)]["prompt"])
+        if self._chat_template is None:
+            raise RowFailure("bad_request", "the request has messages, but the model has no chat template")
         prefill = None if self._prefill is None else self._prefill.render(values)
         return self._chat_template.render(self._chat(values), prefill)
 
@@ -131,12 +152,19 @@ class PromptTemplate:
         return value
 
     def _chat(self, values: dict[str, Any]) -> list[ChatMessage]:
-        column = self._config.messages_column
-        chat = _turns(self._messages, values) if column is None else chat_of(values.get(column), column)
+        chat = self._turns_of(values)
         if self._system is not None and chat[0]["role"] not in _SYSTEM_ROLES:
             chat = [{"role": "system", "content": self._system.render(values)}, *chat]
         num_system = next((index for index, turn in enumerate(chat) if turn["role"] not in _SYSTEM_ROLES), len(chat))
         return [*chat[:num_system], *self._shots, *chat[num_system:]]
+
+    def _turns_of(self, values: dict[str, Any]) -> list[ChatMessage]:
+        config = self._config
+        if config.messages_column is not None:
+            return chat_of(values.get(config.messages_column), config.messages_column)
+        if config.request_column is not None:
+            return chat_of(values[config.request_column]["messages"], f"{config.request_column}.messages")
+        return _turns(self._messages, values)
 
 
 def _turns(messages: Sequence[tuple[str, RowTemplate]], values: Mapping[str, Any]) -> list[ChatMessage]:

@@ -13,12 +13,15 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, NamedTuple
 
-from batchgen.errors import BatchgenError
+from batchgen.config import InputConfig
+from batchgen.data.input_rows import InputScan
+from batchgen.errors import BatchgenError, InputError
+from batchgen.pipeline.choosing import ChooserSpec, RowChooser, chunks
 from batchgen.pipeline.confinement import arm, child_code, limit_memory
 from batchgen.pipeline.machine_errors import machine_errors
 from batchgen.pipeline.preparer import EncodedRow, Preparer
@@ -29,6 +32,8 @@ MEMORY_BYTES = 2 * 2**30
 """Memory that templates and rows may take beyond what a child holds at its start."""
 
 _POLL_SECONDS = 0.1
+_CHOSEN_ROWS = 4096
+"""Physical rows of one request to choose from."""
 _SILENT_SECONDS = 600.0
 _MAIN = child_code("batchgen.pipeline.child")
 
@@ -62,10 +67,10 @@ class _Failure:
     error: BatchgenError
 
 
-class PreparerChild:
+class TemplateChild:
     """A running child. It lives no longer than the thread that made it, and than `close`."""
 
-    def __init__(self, spec: PreparerSpec, limits: Limits, is_closing: Callable[[], bool]) -> None:
+    def __init__(self, spec: PreparerSpec | ChooserSpec, limits: Limits, is_closing: Callable[[], bool]) -> None:
         """Start, and wait until it is ready; raises the JobError that it found, or ChildDied."""
         self._is_closing = is_closing
         self._connection, far_end = Pipe()
@@ -93,6 +98,11 @@ class PreparerChild:
     def prepare(self, rows: RowRange) -> list[EncodedRow]:
         """Have a range of rows prepared; raises what the child raised, ChildDied or ChildClosed."""
         answer: list[EncodedRow] = self._request(rows)
+        return answer
+
+    def choose(self, rows: RowRange) -> list[int]:
+        """Have the rows of a range chosen; raises like `prepare`."""
+        answer: list[int] = self._request(rows)
         return answer
 
     def _request(self, message: Any) -> Any:
@@ -127,6 +137,27 @@ class PreparerChild:
         self._process.wait()
 
 
+def choose_rows_in_child(scan: InputScan, config: InputConfig, limits: Limits = Limits()) -> Iterator[list[int]]:  # noqa: B008
+    """The rows of each file that `input.where` keeps; InputError where it is wrong, or does not come back."""
+    try:
+        with machine_errors():
+            child = TemplateChild(ChooserSpec(scan.to_json(), config), limits, lambda: False)
+    except ChildDied as death:
+        raise InputError("input.where: compiling it takes too long or too much memory; simplify it") from death
+    with contextlib.closing(child):
+        for file in scan.files:
+            kept: list[int] = []
+            for rows in chunks(file, _CHOSEN_ROWS):
+                try:
+                    kept += child.choose(rows)
+                except ChildDied as death:
+                    what = f"more than {limits.step_seconds:g} s" if death.out_of_time else "too much memory"
+                    raise InputError(
+                        f"{file.path}: rows {rows.start} to {rows.stop - 1}: input.where takes {what}; simplify it"
+                    ) from death
+            yield kept
+
+
 def main() -> None:
     """What the child runs: answer requests until the parent closes the connection."""
     connection = Connection(int(sys.argv[1]))
@@ -136,19 +167,19 @@ def main() -> None:
 
 def _serve(connection: Connection[Any, Any]) -> None:
     spec, limits = connection.recv()
-    preparer: Preparer | None = None
+    worker: Preparer | RowChooser | None = None
     while True:
         try:
-            if preparer is None:
+            if worker is None:
                 # Jinja computes constants while it compiles.
                 limit_memory(limits.memory_bytes)
                 arm(limits.start_seconds)
                 with machine_errors():
-                    preparer = Preparer(spec)
+                    worker = RowChooser(spec) if isinstance(spec, ChooserSpec) else Preparer(spec)
                 arm(0)
                 connection.send(True)
             else:
-                connection.send(_answer(preparer, connection.recv(), limits, connection))
+                connection.send(_answer(worker, connection.recv(), limits, connection))
         except (EOFError, OSError):
             raise
         except BatchgenError as error:
@@ -160,14 +191,13 @@ def _serve(connection: Connection[Any, Any]) -> None:
             connection.send(_Failure(BatchgenError(f"preparing prompts failed:\n{traceback.format_exc()}")))
 
 
-def _answer(preparer: Preparer, rows: RowRange, limits: Limits, connection: Connection[Any, Any]) -> list[EncodedRow]:
+def _answer(
+    worker: Preparer | RowChooser, rows: RowRange, limits: Limits, connection: Connection[Any, Any]
+) -> list[EncodedRow] | list[int]:
     def alive() -> None:
         arm(limits.step_seconds)
         connection.send(None)
 
-    with machine_errors():
-        read = preparer.read(rows)
-    alive()
-    answer = preparer.prepare(read, alive)
+    answer = worker.answer(rows, alive)
     arm(0)
     return answer

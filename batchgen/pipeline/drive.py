@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappush, heappushpop
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from batchgen.data.journal import Journal
+from batchgen.data.requests import with_parameters
 from batchgen.data.rows import FinishedRow, KeptColumns, RowKey, finished_row
 from batchgen.errors import BatchgenError, OutputUnavailable, TooManyRowErrors
 from batchgen.pipeline.assembly import Assembly, WholeShard
@@ -125,6 +126,10 @@ class Drive:
         }
         self._keys: dict[int, RowKey] = {}
         """Row of each prompt index in flight."""
+        self._latest: tuple[tuple[str | None, dict[str, Any]], SamplingParams] | None = None
+        """Rows that ask for the same share one object too."""
+        self._thinking: set[int] = set()
+        """Those of them whose prompt ends where the model is to go on thinking."""
         self._held: PreparedRow | None = None
         """A row that waits until an open shard is whole."""
         self._next_sync = options.clock() + options.journal_seconds
@@ -170,16 +175,30 @@ class Drive:
             return
         prompt = Prompt(
             token_ids=prepared.prompt_token_ids,
-            params=self._params[prepared.format_name],
+            params=self._params_of(prepared),
             source=key[0],
             row=key[1],
             partial=list(self._journal.entries.partials.pop(key, {}).values()),
         )
-        self._keys[self._engine.add(prompt)] = key
+        index = self._engine.add(prompt)
+        self._keys[index] = key
+        if prepared.is_thinking:
+            self._thinking.add(index)
+
+    def _params_of(self, prepared: PreparedRow) -> SamplingParams:
+        base = self._params[prepared.format_name]
+        if not prepared.parameters:
+            return base
+        asked = (prepared.format_name, prepared.parameters)
+        if self._latest is None or self._latest[0] != asked:
+            self._latest = (asked, with_parameters(base, prepared.parameters))
+        return self._latest[1]
 
     def _complete(self, completion: Completion) -> None:
         key = self._keys.pop(completion.prompt_index)
-        row = finished_row(*key, completion, self._options.kept)
+        is_thinking = completion.prompt_index in self._thinking
+        self._thinking.discard(completion.prompt_index)
+        row = finished_row(*key, completion, self._options.kept, is_thinking=is_thinking)
         if completion.seconds > 0:
             self._tally.note_time(SlowRow(completion.seconds, *key, row.prompt_tokens or 0, row.completion_tokens))
         self._finish(row)

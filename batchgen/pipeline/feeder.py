@@ -12,7 +12,7 @@ from pathlib import Path
 from batchgen.config import JobConfig
 from batchgen.data.input_rows import InputRow, InputScan
 from batchgen.errors import BatchgenError, InputError, JobError
-from batchgen.pipeline.child import ChildClosed, ChildDied, Limits, PreparerChild
+from batchgen.pipeline.child import ChildClosed, ChildDied, Limits, TemplateChild
 from batchgen.pipeline.machine_errors import machine_errors
 from batchgen.pipeline.ports import PreparedRow
 from batchgen.pipeline.preparer import EncodedRow
@@ -44,8 +44,7 @@ def preparer_spec(
         prompt=job.prompt,
         model_directory=model_directory,
         max_model_len=max_model_len,
-        max_tokens=job.sampling.max_tokens,
-        response_format=job.sampling.response_format,
+        sampling=job.sampling,
         started=started or datetime.datetime.now(),
     )
 
@@ -74,7 +73,7 @@ class PromptFeeder:
         self._closing = threading.Event()
         self._started = threading.Event()
         self._failure_at_start: BatchgenError | None = None
-        self._child: PreparerChild | None = None
+        self._child: TemplateChild | None = None
         # The child dies with the thread that starts it, so one thread does both, to its end.
         self._thread = threading.Thread(target=self._run, name="prompt-feeder", daemon=True)
         self._thread.start()
@@ -96,7 +95,7 @@ class PromptFeeder:
         encoded = self._ready.popleft()
         row = InputRow(encoded.source, encoded.row, {})
         ids = None if encoded.token_ids is None else encoded.token_ids.tolist()
-        return PreparedRow(row, ids, encoded.error, encoded.format_name)
+        return PreparedRow(row, ids, encoded.error, encoded.format_name, encoded.is_thinking, encoded.parameters)
 
     @property
     def is_over(self) -> bool:
@@ -155,11 +154,11 @@ class PromptFeeder:
             return
         raise ChildClosed
 
-    def _start(self) -> PreparerChild:
+    def _start(self) -> TemplateChild:
         for _ in range(_ATTEMPTS):
             try:
                 with machine_errors():
-                    return PreparerChild(self._spec, self._limits, self._closing.is_set)
+                    return TemplateChild(self._spec, self._limits, self._closing.is_set)
             except OSError as error:
                 raise BatchgenError(f"the process that renders prompts cannot be started: {error}") from error
             except ChildDied as death:

@@ -22,6 +22,10 @@ class PreparedRow(NamedTuple):
     error: RowError | None
     format_name: str | None = None
     """Which of `sampling.response_format.of` it has, where rows select."""
+    is_thinking: bool = False
+    """Whether the prompt ends where the model is to go on thinking."""
+    parameters: dict[str, Any] | None = None
+    """Sampling parameters that the row itself asks for, under our names."""
 
 
 class EngineLike(Protocol):

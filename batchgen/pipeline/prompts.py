@@ -14,7 +14,7 @@ from batchgen.config import InputConfig, PromptConfig
 from batchgen.data.template import ChatTemplate, PromptTemplate
 from batchgen.data.token_ids import TokenIdsColumn
 from batchgen.errors import JobError
-from batchgen.response_format import ResponseFormat
+from batchgen.sampling_params import SamplingParams
 from batchgen.tokenizer import RenderedPrompt, Tokenizer
 
 Made = TypeVar("Made")
@@ -33,10 +33,8 @@ class PreparerSpec:
     prompt: PromptConfig
     model_directory: Path
     max_model_len: int
-    max_tokens: int | None
-    """`sampling.max_tokens`."""
-    response_format: ResponseFormat | None
-    """`sampling.response_format`, which rows may select from."""
+    sampling: SamplingParams
+    """The job's; a row that is a request may ask for others."""
     started: datetime.datetime
     """The start of the job, which is what templates see as now."""
 

@@ -28,6 +28,7 @@ from batchgen.data.verification import inspect_shard
 from batchgen.data.writer import ParquetShardWriter
 from batchgen.errors import FingerprintMismatch, OutputDamaged
 from batchgen.pipeline.assembly import ShardBuilder
+from batchgen.pipeline.child import choose_rows_in_child
 from batchgen.pipeline.growth import reconcile
 from batchgen.pipeline.identity import identity_of, recorded_facts, resolved_of, warnings_of, without_inputs
 from batchgen.pipeline.plan import RowIndex, limited
@@ -203,7 +204,8 @@ def open_session(
         closing(Ledger.acquire(services.files, job.output_dir.absolute(), wait_seconds=options.wait_seconds))
     )
     plan = _stored_plan(ledger, options)
-    scan = scan_inputs(found.files, job.input, None if plan is None else InputScan.from_json(plan.scan))
+    known = None if plan is None else InputScan.from_json(plan.scan)
+    scan = scan_inputs(found.files, job.input, known, choose=choose_rows_in_child)
     watcher.messages(input_notes(found.passed_over, scan))
     layout = output_layout(scan.schema, job.output, job.sampling)
     model = services.find_model(job, {} if plan is None else plan.hashes)

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from batchgen.config import InputConfig
-from batchgen.data.reader import InputRow, InputScan, PromptReader, list_inputs, scan_inputs
+from batchgen.data.inputs import list_inputs
+from batchgen.data.reader import InputRow, InputScan, PromptReader, scan_inputs
 
 
 class Reading(NamedTuple):

@@ -15,7 +15,8 @@ import pytest
 
 from batchgen.config import InputConfig
 from batchgen.data.formats import jsonl
-from batchgen.data.reader import InputScan, PromptReader, list_inputs, scan_inputs
+from batchgen.data.inputs import list_inputs
+from batchgen.data.reader import InputScan, PromptReader, scan_inputs
 from batchgen.errors import InputError
 from batchgen.records import RowRange
 from tests.data.reading import read_all, write_jsonl

@@ -8,7 +8,8 @@ import pytest
 
 from batchgen.config import InputConfig
 from batchgen.data import row_ids
-from batchgen.data.reader import list_inputs, scan_inputs
+from batchgen.data.inputs import list_inputs
+from batchgen.data.reader import scan_inputs
 from batchgen.data.row_ids import RowId, refuse_repeated_ids
 from batchgen.errors import InputError
 from tests.data.reading import read_all, write_jsonl

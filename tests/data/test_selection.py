@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchgen.config import InputConfig
-from batchgen.data.reader import InputScan, list_inputs, scan_inputs
+from batchgen.data.inputs import list_inputs
+from batchgen.data.reader import InputScan, scan_inputs
 from batchgen.data.selection import sampled
 from batchgen.errors import InputError
 from tests.data.reading import read_all, write_jsonl

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from batchgen.config import JobConfig
-from batchgen.data.reader import InputScan, list_inputs, scan_inputs
+from batchgen.data.inputs import list_inputs
+from batchgen.data.reader import InputScan, scan_inputs
 from batchgen.pipeline.feeder import preparer_spec
 from batchgen.pipeline.prompts import PreparerSpec
 from tests.data.reading import write_jsonl

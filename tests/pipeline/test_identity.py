@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from batchgen.data.inputs import list_inputs
 from batchgen.data.plan_record import differences
-from batchgen.data.reader import list_inputs, scan_inputs
+from batchgen.data.reader import scan_inputs
 from batchgen.pipeline.identity import hash_model_files, identity_of, recorded_facts, resolved_of, warnings_of
 from tests.pipeline.fakes import make_job
 

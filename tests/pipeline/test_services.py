@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from batchgen.data.reader import list_inputs, scan_inputs
+from batchgen.data.inputs import list_inputs
+from batchgen.data.reader import scan_inputs
 from batchgen.errors import JobError
 from batchgen.pipeline.ports import FeedRequest
 from batchgen.pipeline.services import default_services

@@ -61,7 +61,7 @@ class ArrowFormat:
         def is_near(at: int, row: int) -> bool:
             return bisect_right(starts, row) <= bisect_right(starts, at) + 1
 
-        return BatchCursor(file, schema, names, seek, is_near, reader.close)
+        return BatchCursor(file, schema, names, seek, is_near, reader.close, max_row_bytes)
 
 
 class _Reader:

@@ -59,7 +59,7 @@ class ParquetFormat:
         own = reader.schema_arrow.names
         names = [name for name in schema.names if name in own]
         groups = _RowGroups(path, reader, names)
-        return BatchCursor(file, schema, names, groups.seek, groups.is_near, reader.close)
+        return BatchCursor(file, schema, names, groups.seek, groups.is_near, reader.close, max_row_bytes)
 
 
 class _RowGroups:

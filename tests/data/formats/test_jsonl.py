@@ -20,7 +20,8 @@ from batchgen.data import text_lines
 from batchgen.data.arrow_types import is_json_text
 from batchgen.data.formats import jsonl
 from batchgen.data.formats.jsonl import RowFailure, parse_row
-from batchgen.data.reader import PromptReader, list_inputs, scan_inputs
+from batchgen.data.inputs import list_inputs
+from batchgen.data.reader import PromptReader, scan_inputs
 from batchgen.errors import InputError
 from batchgen.records import RowRange
 from tests.data.reading import read_all, write_jsonl

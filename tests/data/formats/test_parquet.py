@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from batchgen.config import InputConfig
-from batchgen.data.reader import PromptReader, list_inputs, scan_inputs
+from batchgen.data.inputs import list_inputs
+from batchgen.data.reader import PromptReader, scan_inputs
 from batchgen.errors import InputError
 from batchgen.records import RowRange
 from tests.data.reading import read_all, write_jsonl
