@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from batchgen.engine.engine import Engine
+    from batchgen.pipeline.cluster.generation import ManyWorkers as ManyWorkers
     from batchgen.records import Completion, PartialSample, Prompt, RowError, Sample
     from batchgen.sampling_params import BeamParams, SamplingParams
 
@@ -34,9 +35,13 @@ _HOMES = {
     "SamplingParams": "batchgen.sampling_params",
 }
 
+_INTERNAL_HOMES = {"ManyWorkers": "batchgen.pipeline.cluster.generation"}
+"""Not for users: what a run loads only when it needs it."""
+
 
 def __getattr__(name: str) -> Any:
-    # The one place of lazy loading: `batchgen --help` must not pay for torch.
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    # The one place of lazy loading: `batchgen --help` must not pay for torch, nor a run with one engine for dask.
+    home = _HOMES.get(name) or _INTERNAL_HOMES.get(name)
+    if home is not None:
+        return getattr(import_module(home), name)
     raise AttributeError(f"module 'batchgen' has no attribute {name!r}")

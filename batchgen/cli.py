@@ -268,6 +268,28 @@ def rerun(
 
 
 @app.command()
+def worker(
+    scheduler: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="The scheduler, such as tls://head:8786, or its scheduler file.")
+    ],
+    workers: Annotated[
+        str, typer.Option(metavar="N", help="How many; auto: one for each GPU, or for each NUMA node of a CPU.")
+    ] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda; as in the jobs that will come.")] = "auto",
+    tls_ca_file: Annotated[
+        Path | None, typer.Option(help="Certificate of the authority that signed the others.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate of this side.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate.")] = None,
+) -> None:
+    """Work for the jobs of a dask cluster until SIGTERM, which hands unfinished rows back."""
+    with _interruptible():
+        _load("commands.worker").worker(
+            scheduler, workers=workers, device=device, ca_file=tls_ca_file, cert=tls_cert, key=tls_key
+        )
+
+
+@app.command()
 def validate(
     jobs: Annotated[list[Path], typer.Argument(metavar="JOB", help="One job file or more.")],
     overrides: Overrides = None,

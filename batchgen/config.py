@@ -25,6 +25,7 @@ from batchgen.config_sections import (
     OutputConfig,
     RunConfig,
     Section,
+    TlsConfig,
 )
 from batchgen.config_yaml import MAX_BYTES, Entry, KeyPath, Place, Problem, YamlDocument, key_name, read_yaml
 from batchgen.errors import JobFileError
@@ -42,6 +43,7 @@ __all__ = [
     "PromptConfig",
     "RunConfig",
     "SamplingParams",
+    "TlsConfig",
     "identity_defaults",
     "job_schema",
     "load_job",

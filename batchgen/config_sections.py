@@ -246,12 +246,46 @@ class OutputConfig(Section):
         return path
 
 
+class TlsConfig(Section):
+    """Certificates of a dask cluster, as PEM files; relative to the job file."""
+
+    ca_file: Annotated[str, Field(min_length=1, description="Certificate of the authority that signed all others.")]
+    cert: Annotated[str, Field(min_length=1, description="Certificate of this side.")]
+    key: Annotated[str, Field(min_length=1, description="Private key of the certificate.")]
+
+
 class RunConfig(Section):
     """How the run behaves. Nothing here can change a row."""
 
     workers: Annotated[
-        Literal[1], Field(description="Worker processes; only 1 is built yet.", json_schema_extra={"unit": "processes"})
+        AutoCount,
+        Field(
+            description="Worker processes, each with an engine of its own; auto: one for each GPU, or for each NUMA "
+            "node of a CPU. With `scheduler`: how many are expected.",
+            json_schema_extra={"unit": "processes"},
+        ),
     ] = 1
+    scheduler: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="Address or scheduler file of a running dask scheduler, whose workers then do the work; null: "
+            "all is started on this machine. An address that is not on loopback must be tls://, with `tls`.",
+            examples=["tls://head:8786", "scheduler.json"],
+        ),
+    ] = None
+    tls: Annotated[TlsConfig | None, Field(description="Files that prove who is who; null: loopback only.")] = None
+    worker_timeout: Annotated[
+        Duration,
+        Field(
+            description="A worker whose engine has made no step for so long is taken for hung, and its rows go to "
+            "others. The longest step must be shorter.",
+            json_schema_extra=_SECONDS,
+        ),
+    ] = 600.0
+    dashboard: Annotated[
+        bool, Field(description="Serve dask's dashboard on loopback port 8787 while several workers run; needs bokeh.")
+    ] = False
     max_error_rate: Annotated[
         float, Field(ge=0, le=1, description="End with exit code 3 when a larger share of the rows are errors.")
     ] = 1.0

@@ -47,6 +47,8 @@ def figures(snapshot: ProgressSnapshot, pace: Pace) -> str:
     parts = [f"{speed:.0f} tok/s"] if speed is not None else []
     if (prompts := pace.prompt_tokens_per_second(snapshot)) >= 1:
         parts.append(f"{prompts:.0f} prompt tok/s")
+    if snapshot.workers:
+        parts.append(f"{len(snapshot.workers)} workers{pace.worker_range(snapshot)}")
     parts.append(f"{snapshot.num_running} running")
     if snapshot.num_waiting:
         parts.append(f"{snapshot.num_waiting} waiting")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,12 @@ def decode_lines(data: bytes) -> Iterator[Any]:
         checksum, _, content = line.partition(b" ")
         if checksum == b"%08x" % zlib.crc32(content) and content:
             yield json.loads(content)
+
+
+def line_key(line: Any) -> RowKey:
+    """The row that a line is about."""
+    source, row = (line["f"] if "f" in line else line["p"])[:2]
+    return source, row
 
 
 class JournalEntries:
@@ -95,8 +101,13 @@ class Journal:
         attempt: str,
         header: dict[str, str],
         segment_bytes: int = SEGMENT_BYTES,
+        *,
+        read: bool = True,
     ) -> None:
-        """`header` says what the rows belong to; segments with another one are left alone and not read."""
+        """`header` says what the rows belong to; segments with another one are left alone and not read.
+
+        Without `read`, nothing is known of earlier runs but what `read_segments` is told to look at.
+        """
         self._files = files
         self._directory = directory
         self._attempt = attempt
@@ -113,19 +124,48 @@ class Journal:
         self._keys: dict[Path, set[RowKey]] = {}
         """Rows of each segment that are not committed."""
         self.entries = JournalEntries()
-        for name in files.list_directory(directory):
+        for name in files.list_directory(directory) if read else ():
             self._read(directory / name)
 
     def _read(self, path: Path) -> None:
-        try:
-            lines = decode_lines(self._files.read(path))
-        except FileNotFoundError:
-            return  # Read without the lock, and removed meanwhile: its rows are committed.
-        if next(lines, None) != {"h": self._header}:
+        lines = self._lines_of(path)
+        if lines is None:
             return
         segment = JournalEntries()
         self._keys[path] = {segment.add(line) for line in lines}
         self.entries.merge(segment)
+
+    def _lines_of(self, path: Path) -> Iterator[Any] | None:
+        """The lines behind the header; None where the segment is not of this journal."""
+        try:
+            lines = decode_lines(self._files.read(path))
+        except FileNotFoundError:
+            return None  # Read without the lock, and removed meanwhile: its rows are committed.
+        return lines if next(lines, None) == {"h": self._header} else None
+
+    def segment_names(self) -> list[str]:
+        """All segments in the directory, of whatever job and scope."""
+        return self._files.list_directory(self._directory)
+
+    def read_keys(self, name: str) -> set[RowKey] | None:
+        """The rows that a segment knows something of; None where it is not of this journal."""
+        lines = self._lines_of(self._directory / name)
+        return None if lines is None else {line_key(line) for line in lines}
+
+    def read_segments(self, names: Iterable[str], wanted: Callable[[RowKey], bool]) -> JournalEntries:
+        """What some segments, which others may be writing, know of the wanted rows; `entries` stay as they are."""
+        entries = JournalEntries()
+        for name in names:
+            segment = JournalEntries()
+            for line in self._lines_of(self._directory / name) or ():
+                if wanted(line_key(line)):
+                    segment.add(line)
+            entries.merge(segment)
+        return entries
+
+    def segments_with(self, keys: Set[RowKey]) -> list[str]:
+        """Names of the segments that this journal read or wrote and that hold one of these rows."""
+        return [path.name for path, held in self._keys.items() if not held.isdisjoint(keys)]
 
     def add_finished(self, row: FinishedRow) -> None:
         """Note a finished row."""

@@ -7,12 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
 from batchgen.data.commits import ShardFile
-from batchgen.data.ledger import Ledger
 from batchgen.data.merge import merge_rows
 from batchgen.data.rows import FinishedRow, RowKey
 from batchgen.data.schema import OutputLayout
@@ -40,12 +39,25 @@ class _OpenShard(NamedTuple):
     finished: dict[RowKey, FinishedRow]
 
 
+class Temporaries(Protocol):
+    """Who writes: the ledger, or a worker."""
+
+    @property
+    def attempt(self) -> str:
+        """The run that the files belong to."""
+        ...
+
+    def temporary(self, name: str) -> Path:
+        """A path in tmp/ that nobody else uses."""
+        ...
+
+
 class ShardBuilder:
     """Joins finished rows with their source columns and writes them as one temporary file."""
 
     def __init__(
         self,
-        ledger: Ledger,
+        temporaries: Temporaries,
         writer: ParquetShardWriter,
         layout: OutputLayout,
         fingerprint: str,
@@ -53,7 +65,7 @@ class ShardBuilder:
         kv_tokens: Callable[[], int],
     ) -> None:
         """`kv_tokens` says how many tokens the KV cache holds with which rows are generated now."""
-        self._ledger = ledger
+        self._temporaries = temporaries
         self._writer = writer
         self._layout = layout
         self._fingerprint = fingerprint
@@ -80,7 +92,7 @@ class ShardBuilder:
         return self._writer.write(self._path(whole.shard), summary, merged.tables)
 
     def _path(self, shard: Shard) -> Path:
-        return self._ledger.temporary(f"part-{shard.number:05d}.parquet")
+        return self._temporaries.temporary(f"part-{shard.number:05d}.parquet")
 
     def _tables(self, whole: WholeShard) -> Iterator[pa.Table]:
         source = (table for each in whole.shard.ranges for table in self._columns(each))
@@ -96,7 +108,7 @@ class ShardBuilder:
             number=shard.number,
             ranges=shard.ranges,
             fingerprint=self._fingerprint,
-            attempt=self._ledger.attempt,
+            attempt=self._temporaries.attempt,
             rows=len(rows),
             rows_out=rows_out(rows, self._layout),
             errors=errors,
@@ -129,6 +141,10 @@ class Assembly:
     def is_done(self) -> bool:
         """Whether every shard has become whole."""
         return not self._planned and not self._open
+
+    def add(self, shard: Shard) -> None:
+        """Plan one more shard, behind the others."""
+        self._planned.append(shard)
 
     def opens_a_shard(self, key: RowKey) -> bool:
         """Whether expecting this row would open another shard."""

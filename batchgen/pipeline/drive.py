@@ -24,7 +24,7 @@ MAX_OPEN_SHARDS = 8
 MIN_ROWS_FOR_ERROR_RATE = 100
 NUM_SLOWEST = 10
 """Rows whose time is kept."""
-_PROGRESS_SECONDS = 0.25
+PROGRESS_SECONDS = 0.25
 _WAIT_SECONDS = 0.1
 
 
@@ -140,17 +140,27 @@ class Drive:
         try:
             while not self._assembly.is_done:
                 stop.check()
-                self._admit(feeder)
-                for completion in self._engine.step() if self._engine.num_unfinished else ():
-                    self._complete(completion)
-                self._note_partials()
+                self.turn(feeder)
                 self._show(progress)
         except OutputUnavailable:
             raise
         except BatchgenError:
-            self._save()
+            self.save()
             raise
         self._show(progress, now=True)
+
+    def turn(self, feeder: FeederLike) -> None:
+        """Admit what there is room for, make one step, and take in what it finished."""
+        self._admit(feeder)
+        for completion in self._engine.step() if self._engine.num_unfinished else ():
+            self._complete(completion)
+        self._note_partials()
+
+    def save(self) -> None:
+        """Make durable what is finished, and the tokens so far of what is not."""
+        for index, samples in self._engine.partials():
+            self._journal.add_partial(self._keys[index], samples)
+        self._journal.sync()
 
     def _admit(self, feeder: FeederLike) -> None:
         while self._engine.wants_prompts:
@@ -214,18 +224,13 @@ class Drive:
 
     def _note_partials(self) -> None:
         if self._options.clock() >= self._next_sync:
-            self._save()
+            self.save()
             self._next_sync = self._options.clock() + self._options.journal_seconds
-
-    def _save(self) -> None:
-        for index, samples in self._engine.partials():
-            self._journal.add_partial(self._keys[index], samples)
-        self._journal.sync()
 
     def _show(self, progress: Progress | None, now: bool = False) -> None:
         if progress is None or (not now and self._options.clock() < self._next_progress):
             return
-        self._next_progress = self._options.clock() + _PROGRESS_SECONDS
+        self._next_progress = self._options.clock() + PROGRESS_SECONDS
         progress.update(snapshot(self._tally, self._engine, self._options.sampling))
 
 

@@ -6,7 +6,7 @@ import datetime
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from batchgen.config import JobConfig
@@ -61,7 +61,7 @@ class PromptFeeder:
     by a new child.
     """
 
-    def __init__(self, spec: PreparerSpec, ranges: Sequence[RowRange], *, limits: Limits = Limits()) -> None:  # noqa: B008
+    def __init__(self, spec: PreparerSpec, ranges: Iterable[RowRange], *, limits: Limits = Limits()) -> None:  # noqa: B008
         """Start the child and wait until it is ready; raises JobError for what is wrong with every row."""
         self._spec = spec
         self._limits = limits
@@ -207,7 +207,7 @@ class PromptFeeder:
         return batch
 
 
-def _batches(ranges: Sequence[RowRange]) -> Iterator[RowRange]:
+def _batches(ranges: Iterable[RowRange]) -> Iterator[RowRange]:
     for rows in ranges:
         for start in range(rows.start, rows.stop, BATCH_ROWS):
             yield rows._replace(start=start, stop=min(start + BATCH_ROWS, rows.stop))

@@ -42,6 +42,18 @@ class Pace:
         """Prompt tokens a second that went through the model; 0 before there is anything to measure."""
         return max(0.0, self._rate(lambda each: each.computed_tokens - each.completion_tokens, snapshot) or 0.0)
 
+    def worker_range(self, snapshot: ProgressSnapshot) -> str:
+        """` (48-52 tok/s each)`: the slowest and the fastest of the workers that were there a minute ago."""
+        if not self._recent:
+            return ""
+        since, earlier = self._recent[0]
+        seconds = self.clock() - since
+        before = {each.name: each.completion_tokens for each in earlier.workers}
+        gained = [each.completion_tokens - before[each.name] for each in snapshot.workers if each.name in before]
+        if not gained or seconds <= 0:
+            return ""
+        return f" ({min(gained) / seconds:.0f}-{max(gained) / seconds:.0f} tok/s each)"
+
     def seconds_left(self, snapshot: ProgressSnapshot) -> float | None:
         """By tokens, and by the steps of the last rows; None before anything can be said.
 

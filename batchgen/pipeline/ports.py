@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -112,8 +112,8 @@ class FeedRequest(NamedTuple):
 
     job: JobConfig
     scan: InputScan
-    ranges: Sequence[RowRange]
-    """In input order."""
+    ranges: Iterable[RowRange]
+    """In the order in which the rows are wanted; a worker adds to them while it runs."""
     model_directory: Path
     max_model_len: int
     started: datetime.datetime
@@ -138,3 +138,5 @@ class Services:
     make_feeder: MakeFeeder
     files: OutputFiles = field(default_factory=OutputFiles)
     check_prompts: CheckPrompts = lambda request: None
+    make_for_worker: Callable[[], Services] | None = None
+    """The services of a worker process, which imports this function by its name; None: there are no workers."""

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+
+class WorkerProgress(NamedTuple):
+    """One of several workers."""
+
+    name: str
+    completion_tokens: int
+    """Tokens that it has drawn in this run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,8 @@ class ProgressSnapshot:
     num_copies: int = 0
     """Blocks copied on write."""
     num_steps: int = 0
+    workers: tuple[WorkerProgress, ...] = ()
+    """Where there are several, those that are at work."""
 
     @property
     def cached_share(self) -> float:

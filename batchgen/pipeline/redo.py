@@ -18,7 +18,8 @@ from batchgen.data.writer import WrittenShard
 from batchgen.errors import OutputDamaged
 from batchgen.pipeline.assembly import ShardBuilder, WholeShard, counts
 from batchgen.pipeline.card import card, write_card
-from batchgen.pipeline.generation import Generation
+from batchgen.pipeline.generation import Commit, Generation, Work
+from batchgen.pipeline.generations import make_generation
 from batchgen.pipeline.machine_errors import machine_errors
 from batchgen.pipeline.plan import ranges_of
 from batchgen.pipeline.ports import Services
@@ -107,7 +108,7 @@ def _redo(
 ) -> JobReport:
     with machine_errors(), StopWatch(job.run.max_runtime, job.run.grace) as stop, ExitStack() as stack:
         session = open_session(job, services or default_services(), Watcher(progress), stack, options)
-        generation = Generation(session, stop, stack)
+        generation = make_generation(session, stop, stack)
         shards = choose(session)
         generation.tally.num_rows = sum(session.index.count(rows) for shard in shards for rows in shard.ranges)
         redo_shards(session, generation, shards, scope, stack)
@@ -127,13 +128,11 @@ def redo_shards(
     # The rows that are chosen are likely to be errors: their share says nothing about the job.
     session.job = session.job.model_copy(update={"run": session.job.run.model_copy(update={"max_error_rate": 1.0})})
     builder = session.make_builder(stack)
-    journal = generation.open_journal(scope)
 
     def commit(whole: WholeShard) -> None:
         session.ledger.replace(_written(session, builder, whole))
 
-    generation.generate(shards, journal, commit)
-    journal.remove()
+    generation.generate(Work(shards, scope, Commit(commit), remove_journal=True))
 
 
 def _written(session: Session, builder: ShardBuilder, whole: WholeShard) -> WrittenShard:

@@ -6,11 +6,13 @@ from contextlib import ExitStack
 
 from batchgen.config import JobConfig
 from batchgen.data.probe import probe_file_system
+from batchgen.data.writer import WrittenShard
 from batchgen.errors import BatchgenError
 from batchgen.pipeline.assembly import WholeShard, counts
 from batchgen.pipeline.card import card, write_card
 from batchgen.pipeline.drive import Tally, check_error_rate
-from batchgen.pipeline.generation import REDONE_CODES, Generation
+from batchgen.pipeline.generation import REDONE_CODES, Commit, Generation, Work
+from batchgen.pipeline.generations import make_generation
 from batchgen.pipeline.machine_errors import machine_errors
 from batchgen.pipeline.plan import covered, gaps, incompleteness, plan_shards
 from batchgen.pipeline.ports import Services
@@ -42,7 +44,7 @@ def run_job(
     """
     with machine_errors(), StopWatch(job.run.max_runtime, job.run.grace) as stop, ExitStack() as stack:
         session = open_session(job, services or default_services(), Watcher(progress), stack, options)
-        generation = Generation(session, stop, stack)
+        generation = make_generation(session, stop, stack)
         left = _left(session, generation.tally)
         if left or not session.ledger.shards:
             _generate(session, generation, left, stack)
@@ -62,7 +64,7 @@ def _generate(session: Session, generation: Generation, left: list[RowRange], st
     probe_file_system(session.services.files, session.ledger.temporary("probe"))
     if session.plan is None:
         # What `auto` comes to is part of the plan, and a model that is refused must leave no plan behind.
-        session.begin(generation.load_engine() if left else None)
+        session.begin(generation.load() if left else {})
     session.write_job()
     shards = plan_shards(left, session.job.output.shard_rows, session.ledger.next_number, session.index)
     if not shards and not session.ledger.shards:
@@ -73,8 +75,11 @@ def _generate(session: Session, generation: Generation, left: list[RowRange], st
     def commit(whole: WholeShard) -> None:
         session.ledger.commit(builder.write(whole))
 
+    def commit_written(written: WrittenShard) -> None:
+        session.ledger.commit(written)
+
     committed = covered(session.ledger.shards.values())
-    generation.generate(shards, generation.open_journal(RUN_SCOPE, committed), commit)
+    generation.generate(Work(shards, RUN_SCOPE, Commit(commit, commit_written), committed))
 
 
 def _retry_capacity_errors(session: Session, generation: Generation, stack: ExitStack) -> None:
@@ -86,7 +91,7 @@ def _retry_capacity_errors(session: Session, generation: Generation, stack: Exit
     }
     if not failed:
         return
-    generation.load_engine()
+    generation.load()
     numbers = [number for number, kv_tokens in failed.items() if kv_tokens < session.kv_tokens]
     struct = session.layout.struct_name
     shards = choose_rows(session, numbers, [struct], lambda row: row[struct]["error_code"] in REDONE_CODES)

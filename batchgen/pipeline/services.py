@@ -20,7 +20,11 @@ from batchgen.resources import locate_model
 def default_services() -> Services:
     """What `batchgen run` uses."""
     return Services(
-        find_model=find_model, make_engine=make_engine, make_feeder=make_feeder, check_prompts=check_prompts
+        find_model=find_model,
+        make_engine=make_engine,
+        make_feeder=make_feeder,
+        check_prompts=check_prompts,
+        make_for_worker=default_services,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -116,26 +116,34 @@ class Session:
             rows_of=self.index.numbers,
         )
 
-    def make_engine(self) -> EngineLike:
-        """Load the model; FingerprintMismatch where `auto` comes to something else than when the output was begun."""
+    def check_prompts(self) -> None:
+        """JobError for what would be wrong with every prompt, before a model is loaded."""
         self.watcher.phase("checking the prompts")
         started = datetime.datetime.now()
         self.services.check_prompts(FeedRequest(self.job, self.scan, (), self.model.directory, 1, started))
+
+    def make_engine(self) -> EngineLike:
+        """Load the model; FingerprintMismatch where `auto` comes to something else than when the output was begun."""
+        self.check_prompts()
         self.watcher.phase("loading the model")
         engine = self.services.make_engine(self.job, self.model.directory)
         self.watcher.messages(list(engine.notes))
         self.kv_tokens = engine.metrics.num_blocks * engine.metrics.block_size
+        self.check_resolved(engine.resolved)
+        return engine
+
+    def check_resolved(self, resolved: Mapping[str, Any]) -> None:
+        """FingerprintMismatch where `auto` comes to something else than when the output was begun."""
         if self.plan is not None:
             stored = resolved_of(self.plan.identity)
             # An output that began without a row never loaded a model: its `auto` is still open.
-            now = {key: value for key, value in engine.resolved.items() if stored.get(key, "auto") != "auto"}
+            now = {key: value for key, value in resolved.items() if stored.get(key, "auto") != "auto"}
             refuse_differences(differences({key: stored[key] for key in now}, now), self.ledger.paths.root)
-        return engine
 
-    def begin(self, engine: EngineLike | None) -> PlanRecord:
-        """Start the output with what this run resolved; returns its plan."""
+    def begin(self, engine_resolved: Mapping[str, Any]) -> PlanRecord:
+        """Start the output with what this run's engine resolved, if it has one; returns its plan."""
         seed = secrets.randbelow(MAX_SEED) if self.job.sampling.seed is None else self.job.sampling.seed
-        resolved = {**(engine.resolved if engine is not None else {}), "sampling.seed": seed}
+        resolved = {**engine_resolved, "sampling.seed": seed}
         identity = identity_of(self.job, self.scan, self.model.hashes, resolved)
         self.plan = PlanRecord(
             fingerprint=fingerprint_of(identity),
@@ -151,7 +159,7 @@ class Session:
         self.job = resolved_job(self.job, resolved)
         return self.plan
 
-    def make_feeder(self, ranges: Sequence[RowRange], max_model_len: int) -> FeederLike:
+    def make_feeder(self, ranges: Iterable[RowRange], max_model_len: int) -> FeederLike:
         """Start to prepare the rows of these ranges."""
         assert self.plan is not None
         started = datetime.datetime.fromisoformat(self.plan.started)

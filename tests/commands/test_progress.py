@@ -18,7 +18,7 @@ from batchgen.commands.progress import (
     open_progress,
 )
 from batchgen.pipeline.pace import Pace
-from batchgen.pipeline.progress import ProgressSnapshot
+from batchgen.pipeline.progress import ProgressSnapshot, WorkerProgress
 
 
 class Terminal(io.StringIO):
@@ -180,3 +180,13 @@ def test_json_lines_have_the_time_the_event_and_its_figures() -> None:
     assert lines[3]["text"] == "a \x1b note"
     assert "\x1b" not in stream.getvalue()
     assert all(line["time"].endswith("+00:00") for line in lines)
+
+
+def test_several_workers_share_one_line_with_the_slowest_and_the_fastest() -> None:
+    clock = Clock()
+    rate = Pace(clock)
+    rate.update(replace(snapshot(), workers=(WorkerProgress("a", 0), WorkerProgress("b", 100))))
+    clock.now += 10
+    later = tuple(WorkerProgress(name, tokens) for name, tokens in (("a", 400), ("b", 700), ("late", 9)))
+    text = figures(replace(snapshot(10, completion_tokens=1000), workers=later), rate)
+    assert "100 tok/s, 3 workers (40-60 tok/s each)" in text

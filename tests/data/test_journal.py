@@ -205,3 +205,22 @@ def test_synced_rows_survive_a_loss_of_power_and_torn_ones_are_cut() -> None:
         entries = journal(backend, "b").entries.finished
         assert entries.pop((0, 0)) == finished(0)
         assert entries in ({}, {(0, 1): finished(1)})
+
+
+def test_segments_are_read_for_wanted_rows_alone(tmp_path: Path) -> None:
+    written = Journal(OutputFiles(), tmp_path, "one", {"fingerprint": "f"})
+    for number in range(4):
+        written.add_finished(FinishedRow(0, number))
+    written.add_partial((0, 9), [PartialSample(0, [1, 2])])
+    written.sync()
+    other = Journal(OutputFiles(), tmp_path, "two", {"fingerprint": "f"}, read=False)
+    assert not other.entries.finished
+    (name,) = other.segment_names()
+    assert other.read_keys(name) == {(0, 0), (0, 1), (0, 2), (0, 3), (0, 9)}
+    found = other.read_segments([name, "gone.log"], {(0, 2), (0, 9)}.__contains__)
+    assert (list(found.finished), list(found.partials)) == ([(0, 2)], [(0, 9)])
+    stranger = Journal(OutputFiles(), tmp_path, "three", {"fingerprint": "g"}, read=False)
+    assert stranger.read_keys(name) is None
+    assert not stranger.read_segments([name], lambda key: True).finished
+    assert written.segments_with({(0, 3)}) == [name]
+    assert written.segments_with({(1, 3)}) == []
