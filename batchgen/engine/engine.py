@@ -366,7 +366,9 @@ class Engine:
         self._metrics.num_shrinks += 1
         if not self._scheduler.shrink() and alone:
             sequence = batch.chunks[0].sequence
-            if sequence.status is not Status.FINISHED:
+            # It may have ended in the step before. A beam left its search in the rollback; the search goes on without.
+            is_searched = sequence.group.search is not None and sequence.group.num_unfinished > 0
+            if is_searched or sequence.status is not Status.FINISHED:
                 message = f"the device ran out of memory with this row alone: {error}"
                 self._scheduler.fail(sequence, RowError("out_of_memory", message))
             self._scheduler.restore()

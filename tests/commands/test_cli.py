@@ -195,7 +195,10 @@ def test_a_reader_that_has_seen_enough_is_no_bug() -> None:
 def test_a_signal_before_the_run_watches_for_it_ends_with_75(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
 ) -> None:
-    handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGUSR1)]
+    watched = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    handlers = [signal.getsignal(each) for each in watched]
+    # A shell's background jobs are started with SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def load(module: str) -> NoReturn:
         os.kill(os.getpid(), number)
@@ -204,7 +207,7 @@ def test_a_signal_before_the_run_watches_for_it_ends_with_75(
     monkeypatch.setattr(cli, "import_module", load)
     assert main(monkeypatch, "run", str(VALID)) == ExitCode.INTERRUPTED
     assert capsys.readouterr().err == "batchgen: interrupted; the same command goes on where it ended\n"
-    for each, handler in zip((signal.SIGTERM, signal.SIGUSR1), handlers, strict=True):
+    for each, handler in zip(watched, handlers, strict=True):
         signal.signal(each, handler)
 
 

@@ -23,6 +23,7 @@ HOME = Path("/journal")
 def simulated() -> SimulatedBackend:
     backend = SimulatedBackend()
     backend.make_directory(HOME)
+    backend.sync_directory(HOME.parent)
     return backend
 
 

@@ -153,7 +153,7 @@ def test_quickstart_model_loads_with_its_own_settings(smollm2: Path) -> None:
     loaded = load_model(smollm2)
     assert (loaded.dtype, loaded.max_model_len, loaded.vocab_size) == (torch.bfloat16, 8192, 49152)
     assert loaded.eos_token_ids == {2}
-    assert {layer[1:] for layer in loaded.layers} == {(3, 64, 64, None)}
+    assert {layer[1:] for layer in loaded.layers} == {(9, 3, 64, 64, None)}
 
 
 def test_loading_shows_no_bar_and_leaves_bars_as_they_were(directory: Path, capfd: pytest.CaptureFixture[str]) -> None:

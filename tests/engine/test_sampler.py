@@ -41,7 +41,7 @@ def logits(num_rows: int, seed: int = 0) -> torch.Tensor:
 
 
 def draw(sampler: Sampler, logits_LV: torch.Tensor, rows: list[int], sequences: list[Sequence]) -> list[Draw]:
-    return sampler.sample(logits_LV, rows, sequences)
+    return sampler.sample(logits_LV, rows, sequences).read()
 
 
 def test_nothing_asked_is_nothing_drawn(sampler: Sampler) -> None:
