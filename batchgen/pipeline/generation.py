@@ -40,7 +40,7 @@ class Commit(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What engines did, for the report and for metrics.json."""
+    """What engines did, for the report and the metrics."""
 
     cached_tokens: int
     kv_cache_bytes: int

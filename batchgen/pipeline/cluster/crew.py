@@ -108,7 +108,7 @@ class Crew:
 
     @property
     def figures(self) -> Figures | None:
-        """For the report and for metrics.json."""
+        """For the report and the metrics."""
         if not self.members:
             return None
         workers = [
