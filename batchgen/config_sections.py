@@ -67,7 +67,6 @@ class ModelConfig(Section):
     ] = "auto"
     max_model_len: Annotated[
         AutoCount,
-        Bytes,
         Field(description="Most tokens of prompt and completion; auto: the model's.", json_schema_extra=_TOKENS),
     ] = "auto"
     deterministic: Annotated[
@@ -303,7 +302,6 @@ class RunConfig(Section):
     report: Annotated[bool, Field(description="Write _batchgen/report.html at the end; see `batchgen report`.")] = True
     journal_interval: Annotated[
         Duration,
-        Expression,
         Field(
             description="How often unfinished rows are noted, so how much a crash can cost.", json_schema_extra=_SECONDS
         ),

@@ -102,8 +102,8 @@ class BarProgress:
             self.bar.close()
 
 
-class LineProgress:
-    """One line every LINE_INTERVAL seconds, and the last one at the end."""
+class _Paced:
+    """Shows a snapshot every LINE_INTERVAL seconds, and the last one at the end."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self.stream = stream
@@ -111,68 +111,59 @@ class LineProgress:
         self.pace = Pace(clock)
         self.shown_at: float | None = None
         self.pending: ProgressSnapshot | None = None
+
+    def update(self, snapshot: ProgressSnapshot) -> None:
+        """Show it if the last line is old enough, and keep it for the end otherwise."""
+        self.pace.update(snapshot)
+        self.pending = snapshot
+        if self.shown_at is None or self.clock() - self.shown_at >= LINE_INTERVAL:
+            self._show_pending()
+
+    def close(self) -> None:
+        """Show the last snapshot, unless it has been shown."""
+        self._show_pending()
+
+    def _show_pending(self) -> None:
+        if self.pending is None:
+            return
+        snapshot, self.pending = self.pending, None
+        self.shown_at = self.clock()
+        self.show(snapshot)
+
+    def show(self, snapshot: ProgressSnapshot) -> None:
+        """One line."""
+        raise NotImplementedError
+
+
+class LineProgress(_Paced):
+    """One line every LINE_INTERVAL seconds, and the last one at the end."""
 
     def phase(self, name: str) -> None:
         """One line."""
         self.message(name)
 
-    def update(self, snapshot: ProgressSnapshot) -> None:
-        """Show it if the last line is old enough, and keep it for the end otherwise."""
-        self.pace.update(snapshot)
-        self.pending = snapshot
-        if self.shown_at is None or self.clock() - self.shown_at >= LINE_INTERVAL:
-            self._show()
-
     def message(self, text: str) -> None:
         """One line."""
         print(text, file=self.stream, flush=True)
 
-    def close(self) -> None:
-        """Show the last snapshot, unless it has been shown."""
-        self._show()
-
-    def _show(self) -> None:
-        if self.pending is None:
-            return
-        snapshot, self.pending = self.pending, None
-        self.shown_at = self.clock()
+    def show(self, snapshot: ProgressSnapshot) -> None:
+        """Rows and figures."""
         self.message(f"{snapshot.num_done}/{snapshot.num_rows} rows, {figures(snapshot, self.pace)}")
 
 
-class JsonProgress:
+class JsonProgress(_Paced):
     """A line of JSON for each phase and message, and for the progress every LINE_INTERVAL seconds and at the end."""
-
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self.stream = stream
-        self.clock = clock
-        self.pace = Pace(clock)
-        self.shown_at: float | None = None
-        self.pending: ProgressSnapshot | None = None
 
     def phase(self, name: str) -> None:
         """`{"event": "phase", "phase": "loading the model"}`."""
         self._print("phase", phase=name)
 
-    def update(self, snapshot: ProgressSnapshot) -> None:
-        """Show it if the last line is old enough, and keep it for the end otherwise."""
-        self.pace.update(snapshot)
-        self.pending = snapshot
-        if self.shown_at is None or self.clock() - self.shown_at >= LINE_INTERVAL:
-            self._show()
-
     def message(self, text: str) -> None:
         """`{"event": "message", "text": ...}`."""
         self._print("message", text=text)
 
-    def close(self) -> None:
-        """Show the last snapshot, unless it has been shown."""
-        self._show()
-
-    def _show(self) -> None:
-        if self.pending is None:
-            return
-        snapshot, self.pending = self.pending, None
-        self.shown_at = self.clock()
+    def show(self, snapshot: ProgressSnapshot) -> None:
+        """`{"event": "progress", ...}`: the snapshot, rates and the time left."""
         rates = {
             "tokens_per_second": self.pace.tokens_per_second(snapshot),
             "prompt_tokens_per_second": self.pace.prompt_tokens_per_second(snapshot),
