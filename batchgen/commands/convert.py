@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
 from batchgen.data.files import OutputFiles
-from batchgen.errors import JobError, OutputUnavailable
+from batchgen.errors import JobError
 from batchgen.pipeline.convert import Form, Line
 from batchgen.pipeline.convert import convert as converted
 from batchgen.pipeline.status import status
 from batchgen.pipeline.stored import read_output
+from batchgen.pipeline.whole_file import whole_file
+
+_ADVICE = "choose another file"
 
 
 def convert(output: Path, file: Path, form: Form, *, overwrite: bool) -> None:
@@ -32,7 +33,7 @@ def convert(output: Path, file: Path, form: Form, *, overwrite: bool) -> None:
     if to_stdout:
         _write((line for line in converted(stored, form) if not line.is_error), sys.stdout, None)
         return
-    with _whole_file(file) as target, _whole_file(errors) as error_target:
+    with whole_file(file, _ADVICE) as target, whole_file(errors, _ADVICE) as error_target:
         num_lines, num_errors = _write(converted(stored, form), target, error_target)
     if num_errors == 0:
         errors.unlink()
@@ -52,17 +53,3 @@ def _write(lines: Iterator[Line], target: TextIO, errors: TextIO | None) -> tupl
         assert to is not None
         to.write(json.dumps(line.value, ensure_ascii=False, separators=(",", ":")) + "\n")
     return counts[0], counts[1]
-
-
-@contextmanager
-def _whole_file(path: Path) -> Iterator[TextIO]:
-    """A file that stands under its name only when it is complete; raises OutputUnavailable."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
-            yield file
-        temporary.replace(path)
-    except OSError as error:
-        raise OutputUnavailable(f"{path}: cannot be written: {error.strerror}; choose another file") from error
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from decimal import Decimal
-from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 from batchgen.data.chat_messages import ChatMessage
@@ -20,6 +19,7 @@ from batchgen.data.row_template import RowTemplate
 from batchgen.data.sandbox import row_environment
 from batchgen.data.template import PromptTemplate
 from batchgen.errors import JobError
+from batchgen.pipeline.openai_answers import answer_lines
 from batchgen.pipeline.output_rows import Row, committed_files, key_of, rows
 from batchgen.pipeline.stored import StoredOutput
 
@@ -122,54 +122,8 @@ def _with_inputs(stored: StoredOutput, columns: frozenset[str]) -> Iterator[tupl
 
 
 def _openai_batch(stored: StoredOutput) -> Iterator[Line]:
-    struct = stored.layout.struct_name
-    created = int(datetime.datetime.fromisoformat(stored.plan.started).timestamp())
-    for (source, number), group in groupby(rows(stored), lambda row: key_of(row, stored)):
-        samples = list(group)
-        record = samples[0][struct]
-        name = f"{source}-{number}"
-        own = samples[0].get(stored.job.input.id_column or "custom_id")
-        head = {"id": f"batch_req_{name}", "custom_id": f"row-{name}" if own is None else str(own)}
-        if record["status"] == "error":
-            error = {"code": record["error_code"], "message": record["error_message"]}
-            yield Line({**head, "response": None, "error": error}, is_error=True)
-        else:
-            body = _answer(stored, samples, name, created)
-            response = {"status_code": 200, "request_id": f"req_{name}", "body": body}
-            yield Line({**head, "response": response, "error": None})
-
-
-def _answer(stored: StoredOutput, samples: list[Row], name: str, created: int) -> dict[str, Any]:
-    """OpenAI's `chat.completion` or `text_completion` object."""
-    struct = stored.layout.struct_name
-    texts = [text for row in samples for text in _texts(row, stored)]
-    record = samples[0][struct]
-    exploded = stored.layout.exploded
-    reasons = [row[struct]["finish_reason"] for row in samples] if exploded else record["finish_reason"]
-    counts = [row[struct]["completion_tokens"] for row in samples] if exploded else record["completion_tokens"]
-    is_chat = stored.job.prompt.is_chat
-    choices = [
-        {
-            "index": index,
-            **({"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}),
-            "logprobs": None,
-            "finish_reason": reason,
-        }
-        for index, (text, reason) in enumerate(zip(texts, reasons, strict=True))
-    ]
-    num_prompt, num_completion = record["prompt_tokens"], sum(counts)
-    return {
-        "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{stored.plan.fingerprint[:12]}-{name}",
-        "object": "chat.completion" if is_chat else "text_completion",
-        "created": created,
-        "model": stored.job.model.path,
-        "choices": choices,
-        "usage": {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_completion,
-            "total_tokens": num_prompt + num_completion,
-        },
-    }
+    for line in answer_lines(stored):
+        yield Line(line, is_error=line["error"] is not None)
 
 
 def _texts(row: Row, stored: StoredOutput) -> list[str]:
