@@ -19,7 +19,6 @@ pytestmark = pytest.mark.slow
 WORKLOAD = Path(__file__).parents[2] / "benchmarks" / "workloads" / "plain.json"
 MEAN_GAP = 0.001
 """In log-probability to the float32 argmax, over all tokens."""
-MAX_GAP = 0.2
 
 
 @pytest.fixture(scope="module")
@@ -36,34 +35,61 @@ def workload(count: int) -> tuple[list[list[int]], list[int]]:
     return contents["prompts"][:count], contents["max_new"][:count]
 
 
-def greedy(directory: Path, dtype: str, prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:
+def greedy(directory: Path, dtype: str, prompts: list[list[int]], lengths: list[int]) -> list[Sample]:
+    """Each prompt's greedy sample, with log-probabilities."""
     engine = Engine(str(directory), dtype=dtype, device="cpu", kv_cache_memory="256MiB")
-    params = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in lengths]
-    found = {c.prompt_index: c.samples[0].token_ids for c in engine.generate(prompts, params)}
+    params = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True, logprobs=0) for length in lengths]
+    found = {c.prompt_index: c.samples[0] for c in engine.generate(prompts, params)}
     return [found[index] for index in range(len(prompts))]
+
+
+def logprobs_of(model: PreTrainedModel, prompts: list[list[int]], samples: list[Sample]) -> torch.Tensor:
+    """[tokens, vocabulary]: what the model says where each generated token was chosen."""
+    rows = []
+    for prompt, sample in zip(prompts, samples, strict=True):
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + sample.token_ids]), use_cache=False).logits
+        rows.append(logits[0, len(prompt) - 1 : -1].float().log_softmax(-1))
+    return torch.cat(rows)
 
 
 def test_float32_ids_equal_those_of_transformers(smollm2: Path, eager: PreTrainedModel) -> None:
     prompts, lengths = workload(8)
     lengths = [min(length, 48) for length in lengths]
-    for prompt, length, ids in zip(prompts, lengths, greedy(smollm2, "float32", prompts, lengths), strict=True):
+    samples = greedy(smollm2, "float32", prompts, lengths)
+    for prompt, length, sample in zip(prompts, lengths, samples, strict=True):
         config = GenerationConfig(max_new_tokens=length, do_sample=False, eos_token_id=None, pad_token_id=0)
         with torch.inference_mode():
             expected = eager.generate(torch.tensor([prompt]), generation_config=config)[0, len(prompt) :]
-        assert ids == expected.tolist()
+        assert sample.token_ids == expected.tolist()
 
 
-def test_bfloat16_strays_from_the_float32_argmax_at_near_ties_only(smollm2: Path, eager: PreTrainedModel) -> None:
+def test_bfloat16_strays_no_further_than_that_of_transformers(smollm2: Path, eager: PreTrainedModel) -> None:
+    """Some contexts are so sensitive that bfloat16 turns a choice by a few tenths, in any implementation."""
     prompts, lengths = workload(32)
-    gaps: list[float] = []
-    for prompt, ids in zip(prompts, greedy(smollm2, "bfloat16", prompts, lengths), strict=True):
-        with torch.inference_mode():
-            logits = eager(torch.tensor([prompt + ids]), use_cache=False).logits[0, len(prompt) - 1 : -1]
-        logprobs = logits.log_softmax(-1)
-        chosen = logprobs.gather(1, torch.tensor(ids)[:, None])[:, 0]
-        gaps += (logprobs.amax(-1) - chosen).tolist()
-    assert sum(gaps) / len(gaps) <= MEAN_GAP
-    assert max(gaps) <= MAX_GAP
+    samples = greedy(smollm2, "bfloat16", prompts, lengths)
+    chosen = torch.tensor([[token] for sample in samples for token in sample.token_ids])
+    truth = logprobs_of(eager, prompts, samples)
+    true_chosen = truth.gather(1, chosen)[:, 0]
+
+    def gaps(tokens: torch.Tensor) -> torch.Tensor:
+        return truth.amax(-1) - truth.gather(1, tokens)[:, 0]
+
+    def errors(logprobs: torch.Tensor) -> torch.Tensor:
+        return (logprobs - true_chosen).abs()
+
+    ours = errors(torch.tensor([token[0].logprob for sample in samples for token in sample.logprobs or ()]))
+    peer_gaps, peer_errors = [], []
+    for attention in ("eager", "sdpa"):
+        peer = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.bfloat16, attn_implementation=attention)
+        theirs = logprobs_of(peer.eval(), prompts, samples)
+        peer_gaps.append(gaps(theirs.argmax(-1, keepdim=True)))
+        peer_errors.append(errors(theirs.gather(1, chosen)[:, 0]))
+
+    assert gaps(chosen).mean() <= min(MEAN_GAP, *(peer.mean() for peer in peer_gaps))
+    assert gaps(chosen).max() <= max(peer.max() for peer in peer_gaps)
+    assert ours.square().mean() <= min(peer.square().mean() for peer in peer_errors)
+    assert ours.max() <= max(peer.max() for peer in peer_errors)
 
 
 def rows_of(directory: Path, dtype: str, **options: Any) -> list[list[Sample]]:
@@ -74,7 +100,7 @@ def rows_of(directory: Path, dtype: str, **options: Any) -> list[list[Sample]]:
         {"top_p": 0.9, "logprobs": 3},
     ]
     prompts, _ = workload(12)
-    params = [SamplingParams(max_tokens=5 + row % 7, seed=1, **kinds[row % 3]) for row in range(12)]
+    params = [SamplingParams(max_tokens=6 + row % 7, seed=1, **kinds[row % 3]) for row in range(12)]
     engine = Engine(str(directory), dtype=dtype, device="cpu", kv_cache_memory="128MiB", **options)
     completions = engine.generate((prompt[: 30 + 9 * row] for row, prompt in enumerate(prompts)), params)
     samples = {completion.prompt_index: completion.samples for completion in completions}
