@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from batchgen.engine.block_table import BlockCopy
@@ -27,17 +28,22 @@ class LogitsLayout(NamedTuple):
 
     tokens: list[int]
     """Index in the flattened step, one per logits row."""
-    last_row: dict[int, int]
-    """By chunk: the row of its last token."""
+    last_row: list[int]
+    """By chunk: the row of its last token; -1 where nothing is drawn from it."""
     scored_row: dict[int, int]
     """By scored chunk: the row of its first token; the others follow."""
 
 
 @dataclass(slots=True)
 class Batch:
-    """Copies run first, then all chunks in one forward pass, then one draw per entry of `samples` and `beams`."""
+    """Copies run first, then all chunks in one forward pass, then one draw per entry of `samples` and `beams`.
 
-    chunks: list[ScheduledChunk] = field(default_factory=list)
+    The chunks are columns: `sequences`, `starts` and `counts`; an object for each was a fifth of what a step took here.
+    """
+
+    sequences: list[Sequence] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
     samples: list[tuple[int, Sequence]] = field(default_factory=list)
     """(index of the chunk whose last token's logits are used, sequence that gets the drawn token)."""
@@ -45,24 +51,47 @@ class Batch:
     """(index of the chunk, live beam); the beams of a group stand together, best first."""
     scored: list[int] = field(default_factory=list)
     """Indexes of the chunks of which all logits are wanted, for log-probabilities of the prompt."""
+    ending: list[Sequence] = field(default_factory=list)
+    """Sequences that end with their chunk: nothing is drawn for them."""
     published: list[CachedBlock] = field(default_factory=list)
     """Links that became findable in this step and must be withdrawn if it fails."""
     num_tokens: int = 0
+    _layout: LogitsLayout | None = None
+
+    @property
+    def chunks(self) -> list[ScheduledChunk]:
+        """The columns as rows."""
+        return [ScheduledChunk(*row) for row in zip(self.sequences, self.starts, self.counts, strict=True)]
+
+    def add(self, sequence: Sequence, start: int, num_tokens: int) -> None:
+        """Compute the next `num_tokens` tokens of a sequence, from `start` on."""
+        self.sequences.append(sequence)
+        self.starts.append(start)
+        self.counts.append(num_tokens)
+        self.num_tokens += num_tokens
 
     def logits_layout(self) -> LogitsLayout:
-        """Rows of the sampled chunks first, in their order, then all tokens of the scored ones."""
-        ends: list[int] = []
-        end = 0
-        for chunk in self.chunks:
-            end += chunk.num_tokens
-            ends.append(end)
+        """Rows of the sampled chunks first, in their order, then all tokens of the scored ones; of the whole batch."""
+        if self._layout is None:
+            self._layout = self._make_layout()
+        return self._layout
+
+    def _make_layout(self) -> LogitsLayout:
+        num_chunks = len(self.sequences)
+        if not self.scored and [index for index, _ in self.samples] == list(range(num_chunks)):
+            # The common case: something is drawn after every chunk.
+            return LogitsLayout([end - 1 for end in accumulate(self.counts)], list(range(num_chunks)), {})
+        ends = list(accumulate(self.counts))
         sampled = sorted({index for index, _ in (*self.samples, *self.beams)})
         tokens = [ends[index] - 1 for index in sampled]
+        last_row = [-1] * num_chunks
+        for row, index in enumerate(sampled):
+            last_row[index] = row
         scored_row: dict[int, int] = {}
         for index in self.scored:
             scored_row[index] = len(tokens)
-            tokens.extend(range(ends[index] - self.chunks[index].num_tokens, ends[index]))
-        return LogitsLayout(tokens, {index: row for row, index in enumerate(sampled)}, scored_row)
+            tokens.extend(range(ends[index] - self.counts[index], ends[index]))
+        return LogitsLayout(tokens, last_row, scored_row)
 
 
 class Draw(NamedTuple):

@@ -247,10 +247,10 @@ class Engine:
         """
         batch = self._scheduler.schedule()
         num_left = 0
-        if batch.chunks:
+        if batch.sequences:
             self._launch(batch)
             num_left = int(self._is_asynchronous and not _needs_ids(batch))
-        has_moved = bool(batch.chunks or self._flights)
+        has_moved = bool(batch.sequences or self._flights)
         while len(self._flights) > num_left:
             self._land()
         completions = [*self._refused, *map(self._complete, self._scheduler.take_finished())]
@@ -348,8 +348,8 @@ class Engine:
     def _score_prompts(self, batch: Batch, logits_RV: torch.Tensor, layout: LogitsLayout) -> None:
         """Log-probabilities of prompt tokens, each from the logits of the token before it."""
         for index in batch.scored:
-            sequence, start, num_tokens = batch.chunks[index]
-            group = sequence.group
+            start, num_tokens = batch.starts[index], batch.counts[index]
+            group = batch.sequences[index].group
             assert group.prompt_logprobs is not None
             followers = group.prompt_token_ids[start + 1 : start + 1 + num_tokens].tolist()
             first = layout.scored_row[index]
@@ -361,11 +361,11 @@ class Engine:
 
     def _recover(self, batch: Batch, error: Exception) -> None:
         """The step did not fit: go on with half the tokens; a sequence that fails alone becomes a row error."""
-        alone = len(batch.chunks) == 1
+        alone = len(batch.sequences) == 1
         self._scheduler.rollback(batch)
         self._metrics.num_shrinks += 1
         if not self._scheduler.shrink() and alone:
-            sequence = batch.chunks[0].sequence
+            sequence = batch.sequences[0]
             # It may have ended in the step before. A beam left its search in the rollback; the search goes on without.
             is_searched = sequence.group.search is not None and sequence.group.num_unfinished > 0
             if is_searched or sequence.status is not Status.FINISHED:

@@ -192,7 +192,7 @@ def _make_cache(options: EngineOptions, loaded: LoadedModel, ops: Ops, device: D
 
     def run_largest_step() -> None:
         batch = largest_batch(max_batch_tokens, max_sequences, loaded.vocab_size, options.block_size)
-        num_blocks = max(len(chunk.sequence.table.block_ids) for chunk in batch.chunks if chunk.sequence.table)
+        num_blocks = max(len(s.table.block_ids) for s in batch.sequences if s.table)
         logits_RV = ModelRunner(loaded, cache_of(num_blocks), ops, device).execute(batch)
         Sampler(ops, device).sample(logits_RV, list(range(len(logits_RV))), [sequence for _, sequence in batch.samples])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from batchgen.engine.batch import Batch, ScheduledChunk
+from batchgen.engine.batch import Batch
 from batchgen.engine.block_pool import BlockPool
 from batchgen.engine.block_table import BlockTable
 from batchgen.engine.sequence import SequenceGroup
@@ -23,9 +23,8 @@ def made_up_batch(
         sequence = group.new_sequence(0)
         sequence.table = BlockTable(pool)
         sequence.table.append_slots(length)
-        batch.chunks.append(ScheduledChunk(sequence, 0, length))
+        batch.add(sequence, 0, length)
         batch.samples.append((index, sequence))
-        batch.num_tokens += length
     return batch
 
 

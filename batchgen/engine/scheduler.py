@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from batchgen.engine.admission import check_capacity
-from batchgen.engine.batch import Batch, Draw, ScheduledChunk
+from batchgen.engine.batch import Batch, Draw
 from batchgen.engine.beam import Continuation, extend_beams
 from batchgen.engine.block_pool import BlockPool, OutOfBlocks
 from batchgen.engine.block_table import blocks_to_append
@@ -19,8 +19,8 @@ from batchgen.engine.sequence import Ending, Sequence, SequenceGroup, Status
 from batchgen.engine.waiting import WaitingQueue, age
 from batchgen.records import RowError
 
-RUNNING = Status.RUNNING
-"""Bound once: looked up in the enumeration for each sequence it was a seventh of what a step takes here."""
+RUNNING, FINISHED = Status.RUNNING, Status.FINISHED
+"""Bound once: looked up in the enumeration for each sequence they were a seventh of what a step takes here."""
 NO_ALLOWED_TOKEN = RowError("no_allowed_token", "every token was banned, or the model's logits were not finite")
 
 
@@ -108,7 +108,7 @@ class Scheduler:
     def launch(self, batch: Batch) -> None:
         """The step is on its way: the next one may be planned as if it had run, before its tokens are known."""
         self.pool.end_step()
-        for sequence, _, num_tokens in batch.chunks:
+        for sequence, num_tokens in zip(batch.sequences, batch.counts, strict=True):
             sequence.num_computed_tokens += num_tokens
         for draw, (_, sequence) in enumerate(batch.samples):
             sequence.num_unseen += 1
@@ -119,13 +119,13 @@ class Scheduler:
 
         Returns how many draws count. Those of sequences that ended meanwhile do not: they were computed in vain.
         """
-        for sequence, _, _ in batch.chunks:
-            if sequence.group.max_tokens == 0 and sequence.num_computed_tokens == len(sequence.token_ids):
+        for sequence in batch.ending:
+            if sequence.num_computed_tokens == len(sequence.token_ids):
                 sequence.ending = Ending("length")
                 self._finish(sequence)
         num_taken = 0
         for (_, sequence), draw in zip(batch.samples, draws, strict=True):
-            if sequence.status is Status.FINISHED:
+            if sequence.status is FINISHED:
                 continue
             num_taken += 1
             sequence.num_unseen -= 1
@@ -221,13 +221,33 @@ class Scheduler:
     def _schedule_running(self, batch: Batch) -> None:
         """A token for every running sequence, more for those that read a prompt or a forced run: the oldest first."""
         num_after = len(self.running)
+        sequences, starts, counts, samples = batch.sequences, batch.starts, batch.counts, batch.samples
         # A copy, since samples are born and victims leave on the way; victims are younger than all scheduled before.
         for sequence in self.running[:]:
             num_after -= 1
             if sequence.status is not RUNNING:
                 continue
             group = sequence.group
-            if group.search is None or sequence.num_generated == 0:
+            table = sequence.table
+            assert table is not None
+            start = sequence.num_computed_tokens
+            if (
+                table.room > 1
+                and start >= group.num_prompt_tokens
+                and start + 1 == len(sequence.token_ids) + sequence.num_unseen
+                and (start < group.last_token or not sequence.num_unseen)
+                and group.search is None
+                and not group.has_unborn
+            ):
+                # The common case, in line: the token drawn last, in a block that it does not fill.
+                table.room -= 1
+                table.num_tokens += 1
+                samples.append((len(sequences), sequence))
+                sequences.append(sequence)
+                starts.append(start)
+                counts.append(1)
+                batch.num_tokens += 1
+            elif group.search is None or sequence.num_generated == 0:
                 self._schedule_chunk(batch, sequence, num_after)
             elif sequence is group.sequences[0]:
                 self._schedule_beams(batch, group)
@@ -283,15 +303,17 @@ class Scheduler:
         group = sequence.group
         start = sequence.num_computed_tokens
         end = start + num_tokens
-        index = len(batch.chunks)
-        batch.chunks.append(ScheduledChunk(sequence, start, num_tokens))
-        batch.num_tokens += num_tokens
+        index = len(batch.sequences)
+        batch.add(sequence, start, num_tokens)
         if end // self._block_size > len(sequence.chain):
             # A block whose last token is not known yet is published with a later step.
             batch.published.extend(self._blocks.publish(sequence, min(end, len(sequence.token_ids))))
         if group.prompt_logprobs is not None and sequence.is_scored:
             batch.scored.append(index)
-        if end == len(sequence.token_ids) + sequence.num_unseen and group.max_tokens > 0:
+        if end == len(sequence.token_ids) + sequence.num_unseen:
+            if group.max_tokens == 0:
+                batch.ending.append(sequence)
+                return
             if group.search is not None:
                 batch.beams.append((index, sequence))
                 return

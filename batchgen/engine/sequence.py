@@ -239,11 +239,14 @@ class SequenceGroup:
     """The sample that computes the prompt for `prompt_logprobs`."""
     num_scored: int = 1
     """Prompt tokens whose entry is final."""
+    num_prompt_tokens: int = field(init=False)
+    """Tokens of the prompt alone."""
+    last_token: int = field(init=False)
+    """Index of the last token that a sample may have."""
 
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt alone."""
-        return len(self.prompt_token_ids)
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.prompt_token_ids)
+        self.last_token = self.num_prompt_tokens + self.max_tokens - 1
 
     @property
     def num_places(self) -> int:

@@ -96,8 +96,8 @@ class BlockTables:
 
     def __init__(self, device: Device, rows: int = 16, width: int = 16) -> None:
         self._device = device
-        self._written: list[tuple[BlockTable, int, int]] = []
-        """Of each row: its table, how many blocks it had, and the last one; no other can have changed."""
+        self._written: list[tuple[BlockTable, int]] = []
+        """Of each row: its table, and the table's version."""
         self.host = np.zeros((rows, width), np.int32)
         self.on_device = device.upload(self.host.copy())[0]
         self.num_sent = 0
@@ -124,8 +124,7 @@ class BlockTables:
         written = self._written
         changed = []
         for row, table in enumerate(tables):
-            block_ids = table.block_ids
-            state = (table, len(block_ids), block_ids[-1])
+            state = (table, table.version)
             if row == len(written):
                 written.append(state)
             elif written[row] == state:
@@ -145,13 +144,13 @@ class BlockTables:
 
 def host_inputs(batch: Batch, tables: BlockTables, block_size: int) -> HostInputs:
     """The arrays of a batch; brings `tables` up to date."""
-    chunks = batch.chunks
-    tables.update([chunk.sequence.table for chunk in chunks if chunk.sequence.table is not None])
-    starts_S = np.fromiter((chunk.start for chunk in chunks), np.int64, len(chunks))
-    counts_S = np.fromiter((chunk.num_tokens for chunk in chunks), np.int64, len(chunks))
-    query_starts_S1 = np.zeros(len(chunks) + 1, np.int64)
+    num_chunks = len(batch.sequences)
+    tables.update([sequence.table for sequence in batch.sequences if sequence.table is not None])
+    starts_S = np.array(batch.starts, np.int64)
+    counts_S = np.array(batch.counts, np.int64)
+    query_starts_S1 = np.zeros(num_chunks + 1, np.int64)
     np.cumsum(counts_S, out=query_starts_S1[1:])
-    chunk_T = np.repeat(np.arange(len(chunks)), counts_S)
+    chunk_T = np.repeat(np.arange(num_chunks), counts_S)
     positions_T = np.arange(batch.num_tokens) - np.repeat(query_starts_S1[:-1] - starts_S, counts_S)
     blocks_T = tables.host[chunk_T, positions_T // block_size].astype(np.int64)
     input_ids_T, fed = _token_ids(batch)
@@ -171,7 +170,7 @@ def _token_ids(batch: Batch) -> tuple[Int64, Int64]:
     """The ids of all tokens, 0 for unseen ones, and (token, draw) of each of these."""
     flat = array("i")
     fed: list[tuple[int, int]] = []
-    for sequence, start, num_tokens in batch.chunks:
+    for sequence, start, num_tokens in zip(batch.sequences, batch.starts, batch.counts, strict=True):
         token_ids = sequence.token_ids
         if num_tokens > 1:
             flat.extend(token_ids[start : start + num_tokens])
