@@ -15,7 +15,7 @@ import torch
 from batchgen_kernels import cpu
 from torch import nn
 
-from batchgen.engine.linear import PackedLinear, checked_product
+from batchgen.engine.linear import PackedLinear, checked_product, packed_product
 
 ROUNDING_STEPS = 16
 """A swapped module may differ by this many roundings of its largest result, and by √K for a sum of K terms, whose
@@ -181,7 +181,11 @@ def _on_attention(module: Any) -> Callable[[Any], torch.Tensor]:
 
 
 def _packed(name: str, *linears: nn.Linear, int8: bool = False) -> PackedLinear:
-    """One product whose outputs are those of `linears`, one after the other."""
+    """One product whose outputs are those of `linears`, one after the other.
+
+    As it is, it is checked with the module that it becomes part of; with int8 weights here, where the error is known.
+    """
     weight = torch.cat([linear.weight for linear in linears])
     bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
-    return PackedLinear(checked_product(name, weight, bias, int8=int8), weight.shape[1], weight.shape[0])
+    product = checked_product(name, weight, bias, int8=True) if int8 else packed_product(weight, bias)
+    return PackedLinear(product, weight.shape[1], weight.shape[0])

@@ -98,21 +98,25 @@ def checked_product(
     """The packed product over weight [N, K], in `out_dtype` or the weight's; ModelError unless it equals torch's.
 
     With `int8` the weight is quantized per output and x per row; the kernels are then required.
+    """
+    if int8:
+        product: Product = KernelProduct(cpu.PackedLinear(weight, bias, int8=True), out_dtype or weight.dtype)
+        _check_int8(name, product, weight, bias)
+    else:
+        product = packed_product(weight, bias, out_dtype)
+        _check(name, product, weight, bias)
+    return product
+
+
+def packed_product(weight: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype | None = None) -> Product:
+    """The same unchecked, for those who compare what they build of it as a whole.
 
     bf16 goes through the C++ kernel where it is built: on processors with AMX, oneDNN's bf16 product does depend on
     the number of rows. fp32 goes through oneDNN.
     """
-    product: Product
-    if int8:
-        product = KernelProduct(cpu.PackedLinear(weight, bias, int8=True), out_dtype or weight.dtype)
-        _check_int8(name, product, weight, bias)
-        return product
     if weight.dtype == torch.bfloat16 and cpu.is_available():
-        product = KernelProduct(cpu.PackedLinear(weight, bias), out_dtype or weight.dtype)
-    else:
-        product = _onednn_product(weight, bias, out_dtype or weight.dtype)
-    _check(name, product, weight, bias)
-    return product
+        return KernelProduct(cpu.PackedLinear(weight, bias), out_dtype or weight.dtype)
+    return _onednn_product(weight, bias, out_dtype or weight.dtype)
 
 
 def _onednn_product(weight: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype) -> Product:

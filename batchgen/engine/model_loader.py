@@ -22,6 +22,7 @@ from batchgen.engine.positions import freeze_rope, max_positions
 from batchgen.engine.probe import probe_attention
 from batchgen.engine.self_check import check_architecture
 from batchgen.errors import ModelError
+from batchgen.tokenizer import Tokenizer
 
 AUTO = "auto"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -43,6 +44,8 @@ class LoadedModel:
     device: torch.device
     dtype: torch.dtype
     vocab_size: int
+    tokenizer: Tokenizer | None
+    """None where the directory has none: then prompts are token ids, and there is no text."""
     max_model_len: int
     """The most tokens of prompt and completion together."""
     eos_token_ids: frozenset[int]
@@ -77,14 +80,17 @@ def load_model(
     freeze_rope(model, length)
     calls = probe_attention(model, attention_name)
     generation_config = _read_json(directory / "generation_config.json")
+    tokenizer = Tokenizer.from_directory(directory)
+    vocab_size = model.get_input_embeddings().weight.shape[0]
     return LoadedModel(
         model=model,
         config=text_config,
         device=torch.device(device),
         dtype=resolved,
-        vocab_size=model.get_input_embeddings().weight.shape[0],
+        vocab_size=vocab_size,
+        tokenizer=tokenizer,
         max_model_len=length,
-        eos_token_ids=_eos_token_ids(directory, config, text_config, generation_config),
+        eos_token_ids=_eos_token_ids(config, text_config, generation_config, tokenizer, vocab_size),
         layers=layer_specs(calls, text_config),
         attention_modules=[call.module for call in calls],
         unused_settings=_unused_settings(generation_config),
@@ -179,13 +185,20 @@ def _no_progress_bar() -> Iterator[None]:
 
 
 def _eos_token_ids(
-    directory: Path, config: PretrainedConfig, text_config: PretrainedConfig, generation_config: dict[str, Any]
+    config: PretrainedConfig,
+    text_config: PretrainedConfig,
+    generation_config: dict[str, Any],
+    tokenizer: Tokenizer | None,
+    vocab_size: int,
 ) -> frozenset[int]:
     ids: set[int] = set()
+    # A token that tokenizer_config.json names and tokenizer.json lacks gets an id past those of the model.
+    if tokenizer is not None and tokenizer.eos_token_id is not None and tokenizer.eos_token_id < vocab_size:
+        ids.add(tokenizer.eos_token_id)
     named = (generation_config.get("eos_token_id"), config_eos(config), config_eos(text_config))
     for value in named:
         ids.update(value if isinstance(value, list) else [] if value is None else [value])
-    return frozenset(ids | _tokenizer_eos(directory))
+    return frozenset(ids)
 
 
 def _unused_settings(generation_config: dict[str, Any]) -> dict[str, Any]:
@@ -200,13 +213,6 @@ def config_eos(config: PretrainedConfig) -> int | list[int] | None:
     """The eos id or ids of a config."""
     value: int | list[int] | None = getattr(config, "eos_token_id", None)
     return value
-
-
-def _tokenizer_eos(directory: Path) -> set[int]:
-    token = _read_json(directory / "tokenizer_config.json").get("eos_token")
-    content = token.get("content") if isinstance(token, dict) else token
-    added = _read_json(directory / "tokenizer.json").get("added_tokens", []) if content is not None else []
-    return {entry["id"] for entry in added if entry["content"] == content}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
