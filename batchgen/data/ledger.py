@@ -112,7 +112,7 @@ class Ledger:
                 f"{self.paths.root}: has {found}, but no plan of batchgen that it could belong to; choose another "
                 f"output.path, or remove it"
             )
-        self._clear_temporaries()
+        self.clear_temporaries()
         self.write_plan(plan)
         self._log = CommitLog(self.files, self.paths.commits, plan.fingerprint, 0)
 
@@ -130,7 +130,7 @@ class Ledger:
         found = read_log(self.files, self.paths.commits)
         recovered = (recovery.repair if repair else recovery.run)(found, plan.fingerprint)
         self._log, self.shards, self.notes = recovered.log, recovered.shards, recovered.notes
-        self._clear_temporaries()
+        self.clear_temporaries()
         return recovered.damaged
 
     def set_aside(self, number: int) -> None:
@@ -207,6 +207,11 @@ class Ledger:
         for name in self.files.list_directory(self.paths.journal):
             self.files.unlink(self.paths.journal / name)
 
+    def clear_temporaries(self) -> None:
+        """Remove what dead runs left in tmp/; we hold the lock, so none of it is of a living one."""
+        for name in self.files.list_directory(self.paths.temporary):
+            self.files.unlink(self.paths.temporary / name)
+
     def close(self) -> None:
         """Release the lock."""
         self._lock.release()
@@ -214,11 +219,6 @@ class Ledger:
     def _open_log(self) -> CommitLog:
         assert self._log is not None, "begin or recover first"
         return self._log
-
-    def _clear_temporaries(self) -> None:
-        """Remove what dead runs left in tmp/; we hold the lock, so none of it is of a living one."""
-        for name in self.files.list_directory(self.paths.temporary):
-            self.files.unlink(self.paths.temporary / name)
 
     def _finish_overwriting(self) -> None:
         try:

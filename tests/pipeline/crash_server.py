@@ -33,6 +33,7 @@ from batchgen.pipeline.redo import rerun
 from batchgen.pipeline.runner import run_job
 from batchgen.pipeline.services import default_services, make_feeder
 from batchgen.pipeline.session import OpenOptions
+from tests.pipeline import worker_fakes
 from tests.pipeline.fakes import FakeEngine, FakeWorld, make_job
 
 
@@ -58,6 +59,8 @@ class Run:
     """Whether prompts are made in a child process, as in earnest."""
     is_real: bool = False
     """Whether the model and everything else is real; nothing of the above is."""
+    has_workers: bool = False
+    """Whether the services are those of worker processes; nothing of the above is used."""
     step_seconds: float = 0.0
     wait_seconds: float = 0.0
 
@@ -143,6 +146,8 @@ def _backend(run: Run) -> FileBackend:
 def _run(run: Run) -> int:
     job = JobConfig.model_validate(run.job).model_copy(update={"base_dir": Path(run.base_dir)})
     services = default_services() if run.is_real else _fake_services(run, job)
+    if run.has_workers:
+        services = worker_fakes.services()
     if run.max_open_files is not None:
         _limit_open_files(run.max_open_files)
     options = OpenOptions(wait_seconds=run.wait_seconds, overwrite=run.command == "overwrite")
@@ -180,8 +185,8 @@ def _serve() -> NoReturn:
     with tempfile.TemporaryDirectory() as directory:
         # What is imported late, by pyarrow above all, is then there for every child.
         _run(Run.of(make_job(Path(directory))))
-    if sys.argv[1:] == ["real"]:
-        import_module("batchgen.engine.engine")
+    for module in sys.argv[1:]:
+        import_module(module)
     for line in sys.stdin:
         request = json.loads(line)
         if "wait" in request:
@@ -201,11 +206,12 @@ def _serve() -> NoReturn:
 class CrashServer:
     """The test's side of the server."""
 
-    def __init__(self, log: Path, is_real: bool = False) -> None:
-        """With `is_real` it has loaded what real runs need too."""
+    def __init__(self, log: Path, is_real: bool = False, has_workers: bool = False) -> None:
+        """With `is_real` or `has_workers` it has loaded what such runs need too."""
         self.log = log
         """What the runs wrote to stderr."""
-        command = [sys.executable, "-m", "tests.pipeline.crash_server", *(["real"] if is_real else [])]
+        modules = ["batchgen.engine.engine"] * is_real + ["batchgen.pipeline.cluster.generation"] * has_workers
+        command = [sys.executable, "-m", "tests.pipeline.crash_server", *modules]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self) -> CrashServer:

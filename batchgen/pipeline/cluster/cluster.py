@@ -45,7 +45,7 @@ class Cluster:
             session.watcher.phase(f"connecting to {address}")
         topic = f"batchgen-{session.ledger.attempt}"
         security = security_for(address, run.tls, session.job.base_dir)
-        self._transport = DaskTransport(address, security, topic)
+        self._transport = DaskTransport(address, security, topic, self._check_scheduler)
         if run.dashboard:
             session.watcher.messages([f"dashboard: {self._transport.dashboard}"])
         assert session.services.make_for_worker is not None
@@ -75,9 +75,12 @@ class Cluster:
 
     def check(self) -> None:
         """Raise Interrupted where the scheduler is gone."""
+        self._check_scheduler()
+        self.transport.check()
+
+    def _check_scheduler(self) -> None:
         if self._scheduler is not None:
             self._scheduler.check()
-        self.transport.check()
 
     @property
     def is_alive(self) -> bool:
@@ -118,7 +121,5 @@ class Cluster:
             self.pool.close()
         if self._scheduler is not None:
             self._scheduler.close()
-        ledger = self._session.ledger
-        for name in ledger.files.list_directory(ledger.paths.temporary):
-            if name.startswith(ledger.attempt):
-                ledger.files.unlink(ledger.paths.temporary / name)
+        # Of an earlier run too: workers of a cluster may have written for it until they heard of its end.
+        self._session.ledger.clear_temporaries()

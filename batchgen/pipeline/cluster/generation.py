@@ -40,7 +40,7 @@ from batchgen.records import RowError
 
 WORKER_CRASH = "worker_crash"
 MAX_DEATHS_AT_START = 3
-"""Workers that die while they load, with none that is ready: it is the model or the machine."""
+"""Workers that die while they load, one after another and with none that is ready: it is the model or the machine."""
 _DEATH_NOTICE_SECONDS = 3.0
 """The scheduler tells of a death behind the last words of the dead; after this time it need not."""
 _HAND_BACK_SECONDS = 10.0
@@ -220,8 +220,10 @@ class ManyWorkers(Generation):
         member = self._crew.take(beat)
         if member is None:
             return
-        if is_new and not self._accept(beat.worker, member):
-            return
+        if is_new:
+            if not self._accept(beat.worker, member):
+                return
+            self._num_deaths_at_start = 0
         if member.is_lost:
             # Cut off and back again: what it still worked on is nobody's any more, and comes back as such first.
             member.is_lost = bool(member.tasks) or beat.state != "ready" or cluster.pool is not None

@@ -36,6 +36,7 @@ from batchgen.pipeline.cluster.messages import (
 )
 from batchgen.pipeline.cluster.rows import RowMaker, WorkerNames
 from batchgen.pipeline.identity import recorded_facts
+from batchgen.pipeline.machine_errors import machine_errors
 from batchgen.pipeline.ports import EngineLike, ModelFiles, Services
 
 CRASH_STATUS = 70
@@ -74,6 +75,7 @@ class EngineHost:
         self._has_left = threading.Event()
         self._state: State = "loading"
         self._facts: Facts | None = None
+        self._rows: RowMaker | None = None
         self._num_makers = 0
         self._next_beat = 0.0
         self._next_watch = 0.0
@@ -110,7 +112,8 @@ class EngineHost:
         try:
             try:
                 services = self._order.make_services()
-                engine, model = self._load(services)
+                with machine_errors():
+                    engine, model = self._load(services)
                 self._state = "ready"
                 self._beat(engine, [], now=True)
                 self._serve(services, engine, model)
@@ -161,42 +164,48 @@ class EngineHost:
 
     def _serve(self, services: Services, engine: EngineLike, model: ModelFiles) -> None:
         """Work until there is nobody to work for."""
-        rows: RowMaker | None = None
-        current = -1
         try:
-            while not self._is_closing.is_set():
-                if self._is_leaving.is_set():
-                    self._state = "leaving"
-                if rows is not None and (self._state == "leaving" or not self._give_up.isdisjoint(rows.task_ids)):
-                    self._hand_back(rows)
-                    rows.close()
-                    rows = None
-                if self._state == "leaving":
-                    self._return_inbox()
-                    self._beat(engine, [], now=True)
-                    return
-                task = self._next_task(is_idle=rows is None or rows.is_idle)
-                if task is not None:
-                    self._facts = None
-                    if rows is None or task.order != current:
-                        if rows is not None:
-                            rows.close()
-                        rows, current = self._make_rows(services, engine, model, task.order), task.order
-                    rows.add(task)
-                finished = rows.turn() if rows is not None else []
-                for each in finished:
-                    written = None if each.written is None else written_to_wire(each.written)
-                    self._send(Done(self._worker, each.task.id, list(each.counts), each.segments, written))
-                    self._settle(each.task.id)
-                self._beat(engine, [] if rows is None else rows.counts, now=bool(finished))
+            with machine_errors():
+                self._loop(services, engine, model)
         except BatchgenError:
-            if rows is not None and self._state != "refused":
-                self._save_after_failure(rows)
+            if self._rows is not None:
+                self._save_after_failure(self._rows)
             raise
         finally:
-            if rows is not None:
-                rows.close()
+            self._end_rows()
             engine.close()
+
+    def _loop(self, services: Services, engine: EngineLike, model: ModelFiles) -> None:
+        current = -1
+        while not self._is_closing.is_set():
+            if self._is_leaving.is_set():
+                self._state = "leaving"
+            rows = self._rows
+            if rows is not None and (self._state == "leaving" or not self._give_up.isdisjoint(rows.task_ids)):
+                self._hand_back(rows)
+                self._end_rows()
+            if self._state == "leaving":
+                self._return_inbox()
+                self._beat(engine, [], now=True)
+                return
+            task = self._next_task(is_idle=self._rows is None or self._rows.is_idle)
+            if task is not None:
+                self._facts = None
+                if self._rows is None or task.order != current:
+                    self._end_rows()
+                    self._rows, current = self._make_rows(services, engine, model, task.order), task.order
+                self._rows.add(task)
+            finished = [] if self._rows is None else self._rows.turn()
+            for each in finished:
+                written = None if each.written is None else written_to_wire(each.written)
+                self._send(Done(self._worker, each.task.id, list(each.counts), each.segments, written))
+                self._settle(each.task.id)
+            self._beat(engine, [] if self._rows is None else self._rows.counts, now=bool(finished))
+
+    def _end_rows(self) -> None:
+        rows, self._rows = self._rows, None
+        if rows is not None:
+            rows.close()
 
     def _save_after_failure(self, rows: RowMaker) -> None:
         try:

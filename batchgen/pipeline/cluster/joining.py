@@ -54,9 +54,10 @@ def _watch(pool: WorkerPool, stop: StopWatch, count: int, report: Callable[[str]
         time.sleep(_POLL_SECONDS)
     if stop.reason is not None:
         report(f"{stop.reason}: handing back")
-    pool.terminate()
     deadline = time.monotonic() + LEAVE_SECONDS
     while pool.pids and time.monotonic() < deadline:
+        # Again and again: a process that has just been started does not listen yet.
+        pool.terminate()
         pool.poll(replace=False)
         time.sleep(_POLL_SECONDS)
     if pool.pids:

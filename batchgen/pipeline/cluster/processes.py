@@ -21,7 +21,7 @@ class SchedulerProcess:
     """dask's scheduler on a free port of loopback."""
 
     def __init__(self, *, with_dashboard: bool = False) -> None:
-        """Start it and wait for its address; BatchgenError where it does not come up."""
+        """Start it and wait for its address; BatchgenError where it does not, Interrupted where it is killed."""
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-P", "-m", "batchgen.pipeline.cluster.scheduler_process"),
@@ -61,8 +61,12 @@ class SchedulerProcess:
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
-            line = self._process.stdout.readline() if selector.select(_START_SECONDS) else b""
+            has_news = bool(selector.select(_START_SECONDS))
+            line = self._process.stdout.readline() if has_news else b""
         if not line:
+            if has_news and self._process.wait() < 0:
+                # Killed, which says nothing against the next one.
+                self.check()
             raise BatchgenError("the scheduler process does not come up; see the lines above")
         return str(json.loads(line)["address"])
 

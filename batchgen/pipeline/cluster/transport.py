@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pickle
 import queue
+import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from distributed import Client, Future, Security, WorkerPlugin
 
@@ -17,6 +19,9 @@ from batchgen.pipeline.cluster.messages import LoadOrder, Message, Task, WorkOrd
 from batchgen.pipeline.cluster.plugin import ENGINE_PLUGIN, WORK_PLUGIN, EnginePlugin, WorkPlugin, run_task
 
 _CALL_SECONDS = 60.0
+_CONNECT_SECONDS = 20.0
+_POLL_SECONDS = 0.2
+_DEFAULT_PORT = 8786
 _CLOSE_SECONDS = 5.0
 
 
@@ -39,16 +44,20 @@ Event = Message | WorkerGone | TaskBroke
 class DaskTransport:
     """A connection to a scheduler; all its methods return in bounded time."""
 
-    def __init__(self, address: str, security: Security | None, topic: str) -> None:
-        """Connect; raises Interrupted where the scheduler does not answer."""
+    def __init__(
+        self, address: str, security: Security | None, topic: str, check: Callable[[], None] = lambda: None
+    ) -> None:
+        """Connect; raises Interrupted where the scheduler does not answer, or what `check` raises meanwhile."""
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._futures: dict[int, Future[None]] = {}
         self._topic = topic
         try:
+            _wait_for(address, check)
             self._client = Client(
-                address, security=security, timeout=_CALL_SECONDS, set_as_default=False, name="batchgen"
+                address, security=security, timeout=_CONNECT_SECONDS, set_as_default=False, name="batchgen"
             )
         except OSError as error:
+            check()
             raise Interrupted(f"{address}: the scheduler does not answer ({error}); see to it and run again") from error
         self._client.subscribe_topic(topic, self._take_message)
         self._client.subscribe_topic("all", self._take_cluster_event)
@@ -139,3 +148,19 @@ class DaskTransport:
     def _check_future(self, task: int, future: Future[None]) -> None:
         if task in self._futures and future.status == "error":
             self._events.put(TaskBroke(task, repr(future.exception(timeout=1))))
+
+
+def _wait_for(address: str, check: Callable[[], None]) -> None:
+    """Until somebody listens at an address; before dask's own attempts, which look at nothing else meanwhile."""
+    where = urlsplit(address)
+    deadline = time.monotonic() + _CALL_SECONDS
+    while True:
+        try:
+            socket.create_connection((where.hostname, where.port or _DEFAULT_PORT), timeout=_CALL_SECONDS).close()
+        except OSError:
+            check()
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_SECONDS)
+        else:
+            return

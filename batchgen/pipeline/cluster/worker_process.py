@@ -49,6 +49,9 @@ async def serve(options: WorkerOptions) -> int:
     """Work until the scheduler goes, or SIGTERM; returns the status to end with."""
     tls = None if options.tls is None else TlsConfig(**options.tls)
     security = security_for(options.scheduler, tls, Path())
+    leaving = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leaving.set)
+    told = asyncio.ensure_future(leaving.wait())
     with tempfile.TemporaryDirectory(prefix="batchgen-worker-") as scratch:
         worker = EngineWorker(
             options.scheduler,
@@ -64,16 +67,16 @@ async def serve(options: WorkerOptions) -> int:
             death_timeout=60,
         )
         worker.memory_share = options.memory_share
+        joining = asyncio.ensure_future(worker)
+        await asyncio.wait({joining, told}, return_when=asyncio.FIRST_COMPLETED)
+        if not joining.done():
+            return LEFT  # The scheduler has not answered: nobody knows this worker, and it has nothing to hand back.
+        await joining
         async with worker:
-            loop = asyncio.get_running_loop()
-            leaving = asyncio.Event()
-            loop.add_signal_handler(signal.SIGTERM, leaving.set)
             gone = asyncio.ensure_future(Worker.finished(worker))
-            told = asyncio.ensure_future(leaving.wait())
             await asyncio.wait({gone, told}, return_when=asyncio.FIRST_COMPLETED)
             if leaving.is_set():
                 await leave(worker)
-            told.cancel()
             gone.cancel()
             return LEFT if leaving.is_set() else LOST_SCHEDULER
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +47,22 @@ class Watching:
         pass
 
 
-def job_of(root: Path, output: str, workers: int, prompts: dict[int, str] | None = None, **run: Any) -> JobConfig:
-    """60 rows in shards of 7; `prompts` replace those of some rows."""
+def job_of(
+    root: Path,
+    output: str,
+    workers: int,
+    prompts: dict[int, str] | None = None,
+    *,
+    num_rows: int = NUM_ROWS,
+    **run: Any,
+) -> JobConfig:
+    """A job with shards of 7 rows; `prompts` replace those of some rows."""
     sections = {
         "output": {"path": output, "shard_rows": 7},
         "run": {"journal_interval": 0.1, "workers": workers, **run},
     }
-    job = make_job(root, num_rows=NUM_ROWS, **sections)
-    lines = [{"id": row, "prompt": (prompts or {}).get(row, f"prompt {row}")} for row in range(NUM_ROWS)]
+    job = make_job(root, num_rows=num_rows, **sections)
+    lines = [{"id": row, "prompt": (prompts or {}).get(row, f"prompt {row}")} for row in range(num_rows)]
     (root / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return job
 
@@ -63,9 +71,9 @@ def rows_of(job: JobConfig) -> Rows:
     return committed_rows(FILES, job.output_dir)
 
 
-def calm(root: Path, name: str = "calm") -> Rows:
+def calm(root: Path, name: str = "calm", num_rows: int = NUM_ROWS) -> Rows:
     """The rows of one engine that nothing happens to."""
-    job = job_of(root, name, 1)
+    job = job_of(root, name, 1, num_rows=num_rows)
     run_job(job, services=services())
     return rows_of(job)
 
@@ -96,6 +104,18 @@ def children(pid: int | None = None) -> dict[int, str]:
 def pids(kind: str, parent: int | None = None) -> list[int]:
     """Process ids of the schedulers or workers that a process has started."""
     return [pid for pid, command in children(parent).items() if f"cluster.{kind}_process" in command]
+
+
+def num_open_files(pid: int) -> int:
+    """Open file descriptors of a process."""
+    return len(list((Path("/proc") / str(pid) / "fd").iterdir()))
+
+
+def listening(family: Iterable[int]) -> list[str]:
+    """Addresses and ports that these processes listen on."""
+    lines = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True, check=True).stdout.splitlines()
+    pids = set(family)
+    return [line.split()[3] for line in lines if any(f"pid={pid}," in line for pid in pids)]
 
 
 def gone(pid: int) -> bool:

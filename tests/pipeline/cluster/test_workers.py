@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -28,6 +24,8 @@ from tests.pipeline.cluster.running import (
     gone,
     job_of,
     kill,
+    listening,
+    num_open_files,
     pids,
     rows_of,
     start,
@@ -41,11 +39,11 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Worker processes find the fakes, and every test leaves no process and no file open."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     before = children().keys()
-    files = len(os.listdir("/proc/self/fd"))
+    files = num_open_files(os.getpid())
     yield
     assert children().keys() <= before
     # Of the event loop that dask's client keeps for the next one.
-    assert len(os.listdir("/proc/self/fd")) <= files + 8
+    assert num_open_files(os.getpid()) <= files + 8
 
 
 def data_bytes(path: Path) -> bytes:
@@ -98,8 +96,7 @@ def test_only_loopback_is_listened_on_and_a_killed_client_takes_all_with_it(tmp_
     wait_until(lambda: any((job.output_dir / "_batchgen" / "journal").glob("*.log")))
     family = children(client.pid)
     assert len([command for command in family.values() if "cluster.worker_process" in command]) == 2
-    listening = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True, check=True).stdout.splitlines()
-    ours = [line.split()[3] for line in listening if any(f"pid={pid}," in line for pid in family)]
+    ours = listening(family)
     assert len(ours) >= 3
     assert all(address.startswith("127.0.0.1:") for address in ours)
     kill(client.pid)
@@ -174,41 +171,6 @@ def test_a_row_that_never_ends_is_found_by_the_heartbeat(tmp_path: Path) -> None
 def test_an_exception_of_the_engine_costs_the_worker_and_not_the_run(tmp_path: Path) -> None:
     job = job_of(tmp_path, "out", 2, {7: "please raise"})
     assert run_job(job, services=services()).errors_by_code == {"worker_crash": 1}
-
-
-def kill_often(root: Path, target: str, kills: int, seed: int) -> None:
-    """Kill workers, schedulers or clients at random until there were enough; every output must be whole and equal."""
-    chance = random.Random(seed)
-    expected = calm(root)
-    done = 0
-    for number in count():
-        job = job_of(root, f"out{number}", 2)
-        while True:
-            client = start(job)
-            pause = chance.uniform(0.0, 12.0)
-            deadline = time.monotonic() + pause
-            while client.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.01)
-            family = children(client.pid)
-            found = [client.pid] if target == "client" else pids(target, client.pid)
-            if client.poll() is None and found:
-                victim = chance.choice(found)
-                kill(victim)
-                done += 1
-            status = client.wait(timeout=200)
-            wait_until(lambda family=family: all(gone(pid) for pid in family), 30)  # type: ignore[misc]
-            assert status in (0, 75, -signal.SIGKILL)
-            if status == 0:
-                break
-        check(job, expected)
-        if done >= kills:
-            return
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("target", ["worker", "scheduler", "client"])
-def test_fifty_kills_at_random_lose_and_double_nothing(tmp_path: Path, target: str) -> None:
-    kill_often(tmp_path, target, kills=50, seed=len(target))
 
 
 def test_an_output_with_nothing_to_do_starts_no_process(tmp_path: Path) -> None:
