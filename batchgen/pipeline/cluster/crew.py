@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from batchgen.pipeline.cluster.messages import BEAT_SECONDS, Beat, Counts, Facts, State
+from batchgen.pipeline.drive import Tally
 from batchgen.pipeline.generation import Figures
-from batchgen.pipeline.progress import WorkerProgress
+from batchgen.pipeline.progress import ProgressSnapshot, WorkerProgress
+from batchgen.sampling_params import SamplingParams
 
 
 @dataclass
@@ -94,6 +96,29 @@ class Crew:
             WorkerProgress(name, int(each.figures.get("num_drawn_tokens", 0)))
             for name, each in self.members.items()
             if not each.is_lost
+        )
+
+    def snapshot(self, tally: Tally, sampling: SamplingParams) -> ProgressSnapshot:
+        """How far a run is, whose rows `tally` counts."""
+        return ProgressSnapshot(
+            num_rows=tally.num_rows,
+            num_done=tally.num_done,
+            num_errors=tally.num_errors,
+            prompt_tokens=tally.prompt_tokens,
+            completion_tokens=self.total("num_drawn_tokens"),
+            finished_tokens=tally.completion_tokens,
+            most_row_tokens=None if sampling.max_tokens is None else sampling.max_tokens * sampling.num_sequences,
+            sequences_per_row=sampling.num_sequences,
+            num_in_flight=self.now("num_unfinished"),
+            num_running=self.now("num_running"),
+            num_waiting=self.now("num_waiting"),
+            kv_use=self.kv_use,
+            computed_tokens=self.total("num_computed_tokens"),
+            cached_tokens=self.total("num_cached_tokens"),
+            num_preemptions=self.total("num_preemptions"),
+            num_copies=self.total("num_copies"),
+            num_steps=self.total("num_steps"),
+            workers=self.progress,
         )
 
     def _sums(self) -> dict[str, float]:

@@ -5,57 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
 from typing import Any
 
-from batchgen.data.journal import Journal
-from batchgen.data.rows import FinishedRow, RowKey
-from batchgen.errors import BatchgenError, Interrupted
+from batchgen.errors import BatchgenError
 from batchgen.pipeline.assembly import WholeShard
+from batchgen.pipeline.cluster.admission import Admission
 from batchgen.pipeline.cluster.cluster import Cluster
-from batchgen.pipeline.cluster.crew import Crew, Member
-from batchgen.pipeline.cluster.dispatch import Dispatcher
-from batchgen.pipeline.cluster.journals import JournalIndex
-from batchgen.pipeline.cluster.messages import (
-    MIN_TIMEOUT,
-    Beat,
-    Counts,
-    Done,
-    Failed,
-    HandedBack,
-    WorkOrder,
-    error_of,
-    written_from_wire,
-)
+from batchgen.pipeline.cluster.crew import Crew
+from batchgen.pipeline.cluster.messages import MIN_TIMEOUT, Beat, Done, Failed, HandedBack, error_of
 from batchgen.pipeline.cluster.placement import Machine
+from batchgen.pipeline.cluster.process_watch import ProcessWatch
 from batchgen.pipeline.cluster.transport import Event, TaskBroke, WorkerGone
+from batchgen.pipeline.cluster.work import WORKER_CRASH, ShardsAtWorkers
 from batchgen.pipeline.drive import MIN_ROWS_FOR_ERROR_RATE, PROGRESS_SECONDS, Tally, check_error_rate
 from batchgen.pipeline.generation import Figures, Generation, Work
-from batchgen.pipeline.identity import recorded_facts, warnings_of
-from batchgen.pipeline.plan import keys_of
-from batchgen.pipeline.progress import ProgressSnapshot
 from batchgen.pipeline.session import Session
 from batchgen.pipeline.stop import StopWatch
-from batchgen.records import RowError
 
-WORKER_CRASH = "worker_crash"
-MAX_DEATHS_AT_START = 3
-"""Workers that die while they load, one after another and with none that is ready: it is the model or the machine."""
-_DEATH_NOTICE_SECONDS = 3.0
-"""The scheduler tells of a death behind the last words of the dead; after this time it need not."""
 _HAND_BACK_SECONDS = 10.0
-
-
-@dataclass
-class _Running:
-    """What one call of `generate` works on."""
-
-    work: Work
-    dispatcher: Dispatcher
-    journal: Journal
-    """The runner's own: rows that are given up."""
-    pieces: dict[int, Counts] = field(default_factory=dict)
-    """Counts of finished pieces of shards that are not whole, by shard."""
 
 
 class ManyWorkers(Generation):
@@ -66,16 +33,13 @@ class ManyWorkers(Generation):
         self._num_workers = num_workers
         self._machine = machine
         self._crew = Crew(max(MIN_TIMEOUT, session.job.run.worker_timeout))
+        self._admission = Admission(session, self._tell)
+        self._processes = ProcessWatch(self._crew, self._tell)
         self._cluster: Cluster | None = None
-        self._ended: dict[str, float] = {}
-        """Local processes that have ended, and when that was seen."""
-        self._resolved: dict[str, Any] = {}
         self._told: set[str] = set()
-        self._refused: set[str] = set()
-        self._num_deaths_at_start = 0
         self._num_orders = 0
         self._next_progress = 0.0
-        self._running: _Running | None = None
+        self._work: ShardsAtWorkers | None = None
 
     @property
     def figures(self) -> Figures | None:
@@ -97,7 +61,7 @@ class ManyWorkers(Generation):
         if self._log is None:
             self._begin_log(time.monotonic() - began)
         self._session.kv_tokens = self._crew.kv_tokens
-        return self._resolved
+        return self._admission.resolved
 
     def generate(self, work: Work) -> None:
         """Hand the shards out until all are committed."""
@@ -108,72 +72,47 @@ class ManyWorkers(Generation):
             return
         self.load()
         assert self._cluster is not None
-        self._running = running = self._begin(work, self._cluster)
-        self._session.watcher.phase("generating")
-        started = time.monotonic()
-        try:
-            with closing(running.journal):
-                self._work(running, self._cluster)
-        finally:
-            self.seconds += time.monotonic() - started
-            self._running = None
-
-    def _begin(self, work: Work, cluster: Cluster) -> _Running:
-        session = self._session
-        assert session.plan is not None
         self._num_orders += 1
-        order = self._num_orders
-        files, ledger = session.services.files, session.ledger
-        header = {"fingerprint": session.plan.fingerprint, "scope": work.scope}
-        journal = Journal(files, ledger.paths.journal, f"{ledger.attempt}-runner-{order}", header, read=False)
-        index = JournalIndex(journal)
-        writes = work.commit.written is not None
-        dispatcher = Dispatcher(work.shards, session.index, self._num_workers, order, write=writes)
-        for shard in work.shards:
-            dispatcher.add_segment(shard.number, index.segments_of(shard.ranges))
-        cluster.announce(
-            WorkOrder(
-                number=order,
-                job=session.job.model_copy(update={"base_dir": session.job.base_dir.absolute()}),
-                scan=session.scan,
-                source_schema=session.layout.source_schema,
-                fingerprint=session.plan.fingerprint,
-                scope=work.scope,
-                started=session.plan.started,
-            )
-        )
-        for name, member in self._crew.members.items():
-            if not member.is_lost and member.state == "ready":
-                dispatcher.add_worker(name)
-        return _Running(work, dispatcher, journal)
+        shards = ShardsAtWorkers(self._session, work, self._num_orders, self._num_workers, self.tally)
+        with closing(shards):
+            self._cluster.announce(shards.order)
+            for name, member in self._crew.members.items():
+                if not member.is_lost and member.state == "ready":
+                    shards.dispatcher.add_worker(name)
+            self._session.watcher.phase("generating")
+            self._work = shards
+            started = time.monotonic()
+            try:
+                self._finish(shards, self._cluster)
+            finally:
+                self.seconds += time.monotonic() - started
+                self._work = None
 
-    def _work(self, running: _Running, cluster: Cluster) -> None:
+    def _finish(self, work: ShardsAtWorkers, cluster: Cluster) -> None:
         try:
-            while not running.dispatcher.is_done:
+            while not work.dispatcher.is_done:
                 self._stop.check()
-                for worker, task in running.dispatcher.assignments():
+                for worker, task in work.dispatcher.assignments():
                     cluster.submit(self._crew.members[worker].facts.address, task)
                 self._turn(cluster)
-                tally = self._live_tally(running)
+                tally = work.live_tally(counts for member in self._crew.living for counts in member.tasks.values())
                 if tally.num_done >= MIN_ROWS_FOR_ERROR_RATE:
                     check_error_rate(tally, self._session.job.run.max_error_rate)
-                self._show(tally, running)
+                self._show(tally)
         except BatchgenError:
-            self._call_back(running, cluster)
+            self._call_back(work, cluster)
             raise
-        self._show(self.tally, running, now=True)
-        if running.work.remove_journal:
-            directory, files = self._session.ledger.paths.journal, self._session.services.files
-            for name in JournalIndex(running.journal).names:
-                files.unlink(directory / name)
+        self._show(self.tally, now=True)
+        work.finish()
 
-    def _call_back(self, running: _Running, cluster: Cluster) -> None:
+    def _call_back(self, work: ShardsAtWorkers, cluster: Cluster) -> None:
         """Have all tasks handed back, so that what is finished of them is in the journal, and commit whole shards."""
-        open_tasks = [task for name in running.dispatcher.workers for task in running.dispatcher.running(name)]
-        for task in open_tasks:
-            cluster.release(task)
+        dispatcher = work.dispatcher
+        for name in dispatcher.workers:
+            for task in dispatcher.running(name):
+                cluster.release(task)
         deadline = time.monotonic() + min(_HAND_BACK_SECONDS, self._session.job.run.grace / 2)
-        while cluster.is_alive and time.monotonic() < deadline and self._has_tasks(running):
+        while cluster.is_alive and time.monotonic() < deadline and self._has_tasks(work):
             for event in cluster.events():
                 if isinstance(event, Done):
                     self._take_done(event, cluster)
@@ -181,19 +120,20 @@ class ManyWorkers(Generation):
                     self._take_back(event, cluster)
                 elif isinstance(event, WorkerGone):
                     for worker in self._crew.at(event.address):
-                        running.dispatcher.leave(worker)
+                        dispatcher.leave(worker)
                         self._crew.members[worker].is_lost = True
 
-    def _has_tasks(self, running: _Running) -> bool:
+    def _has_tasks(self, work: ShardsAtWorkers) -> bool:
         living = [name for name, member in self._crew.members.items() if not member.is_lost]
-        return any(running.dispatcher.running(name) for name in living)
+        return any(work.dispatcher.running(name) for name in living)
 
     def _turn(self, cluster: Cluster) -> None:
         """Take in what has happened."""
         cluster.check()
         for event in cluster.events():
             self._take(event, cluster)
-        self._watch_processes(cluster)
+        for worker in [] if cluster.pool is None else self._processes.gone(cluster.pool):
+            self._gone(worker, cluster)
         for worker in self._crew.silent():
             self._lose(worker, "has made no step for too long", cluster)
 
@@ -214,81 +154,58 @@ class ManyWorkers(Generation):
                 self._take_broken(event, cluster)
 
     def _take_beat(self, beat: Beat, cluster: Cluster) -> None:
-        if beat.worker in self._refused:
+        if self._admission.is_refused(beat.worker):
             return
         is_new = beat.worker not in self._crew.members
         member = self._crew.take(beat)
         if member is None:
             return
-        if is_new:
-            if not self._accept(beat.worker, member):
-                return
-            self._num_deaths_at_start = 0
+        if is_new and not self._admission.admit(beat.worker, member.facts):
+            del self._crew.members[beat.worker]
+            return
         if member.is_lost:
             # Cut off and back again: what it still worked on is nobody's any more, and comes back as such first.
             member.is_lost = bool(member.tasks) or beat.state != "ready" or cluster.pool is not None
-        if self._running is not None and not member.is_lost:
+        if self._work is not None and not member.is_lost:
             if beat.state == "leaving":
-                self._running.dispatcher.leave(beat.worker)
+                self._work.dispatcher.leave(beat.worker)
             elif beat.state == "ready":
-                self._running.dispatcher.add_worker(beat.worker)
+                self._work.dispatcher.add_worker(beat.worker)
 
-    def _accept(self, worker: str, member: Member) -> bool:
-        """Whether a worker that is ready may take part: its rows must be those of the others."""
-        session, facts = self._session, member.facts
-        if not self._resolved:
-            session.check_resolved(facts.resolved)
-            self._resolved = dict(facts.resolved)
-            self._tell(list(facts.notes))
-            self._tell(warnings_of(recorded_facts(), facts.recorded))
-            return True
-        differing = sorted(key for key in self._resolved if self._resolved[key] != facts.resolved.get(key))
-        if differing:
-            theirs = ", ".join(f"{key} is {facts.resolved.get(key)}, not {self._resolved[key]}" for key in differing)
-            self._tell([f"worker {facts.name} on {facts.host} takes no part: {theirs}"])
-            self._refused.add(worker)
-            del self._crew.members[worker]
-            return False
-        self._tell(list(facts.notes))
-        self._tell(warnings_of(recorded_facts(), facts.recorded))
-        return True
+    def _take_done(self, done: Done, cluster: Cluster) -> None:
+        member = self._crew.members.get(done.worker)
+        if self._work is None or member is None or member.is_lost:
+            return  # Late: somebody else has this task by now.
+        cluster.release(done.task)
+        member.tasks.pop(done.task, None)
+        self._work.take_done(done)
 
-    def _tell(self, lines: list[str]) -> None:
-        """Each line once, however many workers say it."""
-        self._session.watcher.messages([line for line in lines if line not in self._told])
-        self._told.update(lines)
+    def _take_back(self, message: HandedBack, cluster: Cluster) -> None:
+        member = self._crew.members.get(message.worker)
+        if self._work is not None and member is not None and not member.is_lost:
+            cluster.release(message.task)
+            member.tasks.pop(message.task, None)
+            self._work.dispatcher.handed_back(message.task, cluster.segments(message.worker))
 
-    def _watch_processes(self, cluster: Cluster) -> None:
-        if cluster.pool is None:
+    def _take_failure(self, message: Failed, cluster: Cluster) -> None:
+        if not message.is_refusal or cluster.pool is not None:
+            raise error_of(message)
+        self._admission.refuse(message.worker, f"{message.text}; it takes no part")
+
+    def _take_broken(self, event: TaskBroke, cluster: Cluster) -> None:
+        """dask gives a task up when its worker has died, which its own message tells too."""
+        if self._work is None:
             return
-        now = time.monotonic()
-        for name, status in cluster.pool.poll().items():
-            if status != 0 and not self._crew.knows(name):
-                self._die_at_start(name, status)
-            self._ended[name] = now
-        for name, at in list(self._ended.items()):
-            if now - at > _DEATH_NOTICE_SECONDS:
-                del self._ended[name]
-                for worker in self._crew.named(name):
-                    self._gone(worker, cluster)
-        if not cluster.pool.pids:
-            raise Interrupted("every worker was asked to leave; run again to go on from here")
-
-    def _die_at_start(self, name: str, status: int) -> None:
-        self._num_deaths_at_start += 1
-        self._tell([f"worker {name} ended with status {status} before it was ready; it is replaced"])
-        if self._num_deaths_at_start >= MAX_DEATHS_AT_START and not self._crew.living:
-            raise BatchgenError(
-                f"{self._num_deaths_at_start} workers ended before they were ready, the last one with status {status}; "
-                "see the lines above"
-            )
+        for name in self._work.dispatcher.workers:
+            if event.task in self._work.dispatcher.running(name):
+                self._lose(name, f"could not go on ({event.reason})", cluster)
 
     def _gone(self, worker: str, cluster: Cluster) -> None:
         member = self._crew.members[worker]
-        if member.state == "leaving" and not (self._running and self._running.dispatcher.running(worker)):
+        if member.state == "leaving" and not (self._work and self._work.dispatcher.running(worker)):
             member.is_lost = True
-            if self._running is not None:
-                self._running.dispatcher.lose(worker, [])
+            if self._work is not None:
+                self._work.dispatcher.lose(worker, [])
             self._tell([f"worker {member.facts.name} has left"])
             return
         self._lose(worker, "is lost", cluster)
@@ -303,119 +220,20 @@ class ManyWorkers(Generation):
         self._tell([f"worker {member.facts.name} on {member.facts.host}, pid {member.facts.pid}, {reason}"])
         if cluster.pool is not None:
             cluster.pool.kill(member.facts.name)
-        running = self._running
-        if running is None:
+        if self._work is None:
             return
-        lost = running.dispatcher.lose(worker, cluster.segments(worker))
+        lost = self._work.lose(worker, cluster.segments(worker))
         for task in lost.tasks:
             cluster.release(task)
-        for shard, key in lost.crashing:
-            self._give_up(running, shard, key)
+        self._tell([f"row {key[1]} of source {key[0]} is given up as {WORKER_CRASH}" for _, key in lost.crashing])
 
-    def _give_up(self, running: _Running, shard: int, key: RowKey) -> None:
-        """A row has killed every worker that it met."""
-        message = "every worker that generated this row died; its neighbours are not concerned"
-        running.journal.add_finished(FinishedRow(*key, error=RowError(WORKER_CRASH, message)))
-        running.journal.sync()
-        running.dispatcher.add_segment(shard, running.journal.segments_with({key}))
-        self._tell([f"row {key[1]} of source {key[0]} is given up as {WORKER_CRASH}"])
+    def _tell(self, lines: list[str]) -> None:
+        """Each line once, however many workers say it."""
+        self._session.watcher.messages([line for line in lines if line not in self._told])
+        self._told.update(lines)
 
-    def _take_done(self, done: Done, cluster: Cluster) -> None:
-        running, member = self._running, self._crew.members.get(done.worker)
-        if running is None or member is None or member.is_lost:
-            return  # Late: somebody else has this task by now.
-        cluster.release(done.task)
-        piece = running.dispatcher.done(done.task)
-        if piece is None:
-            return
-        member.tasks.pop(done.task, None)
-        counts = Counts(*done.counts)
-        if not piece.is_whole:
-            running.dispatcher.add_segment(piece.shard, done.segments)
-            running.pieces[piece.shard] = running.pieces.get(piece.shard, Counts()).plus(counts)
-            return
-        running.pieces.pop(piece.shard, None)
-        if done.written is not None and running.work.commit.written is not None:
-            running.work.commit.written(written_from_wire(done.written))
-        else:
-            running.work.commit.rows(self._whole(running, piece.shard, done.segments))
-        self.tally.num_committed += counts.rows
-        self._add(self.tally, counts)
-
-    def _whole(self, running: _Running, number: int, segments: list[str]) -> WholeShard:
-        """A shard from the journal, where the worker has put its rows."""
-        shard = next(shard for shard in running.work.shards if shard.number == number)
-        keys = list(keys_of(shard.ranges, self._session.index))
-        found = running.journal.read_segments(segments, set(keys).__contains__).finished
-        missing = [key for key in keys if key not in found]
-        if missing:
-            raise BatchgenError(f"row {missing[0]} is in none of {segments}, where a worker has put it; this is a bug")
-        return WholeShard(shard, [found[key] for key in keys])
-
-    def _take_back(self, message: HandedBack, cluster: Cluster) -> None:
-        member = self._crew.members.get(message.worker)
-        if self._running is not None and member is not None and not member.is_lost:
-            cluster.release(message.task)
-            member.tasks.pop(message.task, None)
-            self._running.dispatcher.handed_back(message.task, cluster.segments(message.worker))
-
-    def _take_failure(self, message: Failed, cluster: Cluster) -> None:
-        if not message.is_refusal or cluster.pool is not None:
-            raise error_of(message)
-        self._refused.add(message.worker)
-        self._tell([f"{message.text}; it takes no part"])
-
-    def _take_broken(self, event: TaskBroke, cluster: Cluster) -> None:
-        """dask gives a task up when its worker has died, which its own message tells too."""
-        if self._running is None:
-            return
-        for name in self._running.dispatcher.workers:
-            if event.task in self._running.dispatcher.running(name):
-                self._lose(name, f"could not go on ({event.reason})", cluster)
-
-    @staticmethod
-    def _add(tally: Tally, counts: Counts) -> None:
-        tally.num_done += counts.rows
-        tally.num_errors += counts.errors
-        tally.prompt_tokens += counts.prompt_tokens
-        tally.completion_tokens += counts.completion_tokens
-
-    def _live_tally(self, running: _Running) -> Tally:
-        """What is committed, and what the workers have said of the tasks that they have."""
-        tally = replace(self.tally)
-        for member in self._crew.living:
-            for counts in member.tasks.values():
-                self._add(tally, counts)
-        for counts in running.pieces.values():
-            self._add(tally, counts)
-        return tally
-
-    def _show(self, tally: Tally, running: _Running, *, now: bool = False) -> None:
-        sampling = self._session.job.sampling
+    def _show(self, tally: Tally, *, now: bool = False) -> None:
         at = time.monotonic()
-        if not now and at < self._next_progress:
-            return
-        self._next_progress = at + PROGRESS_SECONDS
-        crew = self._crew
-        self._watched.update(
-            ProgressSnapshot(
-                num_rows=tally.num_rows,
-                num_done=tally.num_done,
-                num_errors=tally.num_errors,
-                prompt_tokens=tally.prompt_tokens,
-                completion_tokens=crew.total("num_drawn_tokens"),
-                finished_tokens=tally.completion_tokens,
-                most_row_tokens=None if sampling.max_tokens is None else sampling.max_tokens * sampling.num_sequences,
-                sequences_per_row=sampling.num_sequences,
-                num_in_flight=crew.now("num_unfinished"),
-                num_running=crew.now("num_running"),
-                num_waiting=crew.now("num_waiting"),
-                kv_use=crew.kv_use,
-                computed_tokens=crew.total("num_computed_tokens"),
-                cached_tokens=crew.total("num_cached_tokens"),
-                num_preemptions=crew.total("num_preemptions"),
-                num_copies=crew.total("num_copies"),
-                num_steps=crew.total("num_steps"),
-                workers=crew.progress,
-            )
-        )
+        if now or at >= self._next_progress:
+            self._next_progress = at + PROGRESS_SECONDS
+            self._watched.update(self._crew.snapshot(tally, self._session.job.sampling))

@@ -133,9 +133,7 @@ class EngineHost:
     def _load(self, services: Services) -> tuple[EngineLike, ModelFiles]:
         order = self._order
         self._beat(None, [], now=True)
-        # Under this path, the lock of this very run: so it is the same directory.
-        holder = read_holder(services.files, self._paths.lock)
-        if holder is None or holder.attempt != order.attempt:
+        if not self._is_current(services):
             self._refuse(f"does not see the output {order.output_root}; it must be on a file system that all share")
         model = services.find_model(order.job, order.model_hashes)
         theirs = {name: entry[0] for name, entry in order.model_hashes.items()}
@@ -158,6 +156,11 @@ class EngineHost:
         )
         return engine, model
 
+    def _is_current(self, services: Services) -> bool:
+        """Whether the run that asks has the lock under this path: it is the same directory, and the run goes on."""
+        holder = read_holder(services.files, self._paths.lock)
+        return holder is not None and holder.attempt == self._order.attempt
+
     def _refuse(self, reason: str) -> None:
         self._state = "refused"
         raise BatchgenError(f"worker {self._place.name} on {platform.node()} {reason}")
@@ -171,6 +174,10 @@ class EngineHost:
             if self._rows is not None:
                 self._save_after_failure(self._rows)
             raise
+        except FileNotFoundError:
+            # The next run of this output removes what it finds of this one; nobody waits for the rest of it.
+            if self._is_current(services):
+                raise
         finally:
             self._end_rows()
             engine.close()

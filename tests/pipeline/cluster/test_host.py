@@ -1,4 +1,4 @@
-"""What the machine refuses a worker ends the run with 74 and names the path, as it does in a run with one engine."""
+"""The engine's thread of a worker: what the machine refuses ends a run with 74, and a run that is over ends nothing."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ import os
 import queue
 import shutil
 import sys
+import threading
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
 from batchgen.config import JobConfig
+from batchgen.data.file_backend import OsBackend
+from batchgen.data.files import OutputFiles
+from batchgen.data.layout import OutputPaths
 from batchgen.errors import OutputUnavailable
 from batchgen.pipeline.cluster.host import EngineHost, Place
-from batchgen.pipeline.cluster.messages import Beat, Failed, LoadOrder, Message, Task, WorkOrder, error_of
+from batchgen.pipeline.cluster.messages import Beat, Done, Failed, LoadOrder, Message, Task, WorkOrder, error_of
 from batchgen.pipeline.plan import plan_shards
 from batchgen.pipeline.ports import Services
 from batchgen.pipeline.runner import run_job
@@ -44,6 +48,21 @@ def refused_at_a_step() -> Services:
     return replace(services(), make_engine=lambda job, directory: FakeEngine(on_step=refuse))
 
 
+class NextRunComes(OsBackend):
+    """As a file of the worker's is read back, the next run of the output has the lock and has removed the file."""
+
+    def open_read(self, path: Path) -> BinaryIO:
+        if path.suffix == ".parquet":
+            lock = OutputPaths(path.parents[2]).lock
+            lock.write_text(lock.read_text().replace('"attempt": "', '"attempt": "not '))
+            path.unlink()
+        return super().open_read(path)
+
+
+def overtaken() -> Services:
+    return replace(services(), files=OutputFiles(NextRunComes()))
+
+
 class Messages:
     """What a host says."""
 
@@ -51,9 +70,9 @@ class Messages:
         self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.put = self._queue.put
 
-    def wait_for(self, kind: type[Any], state: str | None = None) -> Any:
+    def wait_for(self, kind: type[Any] | tuple[type[Any], ...], state: str | None = None, seconds: float = 20.0) -> Any:
         while True:
-            message = self._queue.get(timeout=20)
+            message = self._queue.get(timeout=seconds)
             if isinstance(message, kind) and state in (None, getattr(message, "state", None)):
                 return message
 
@@ -69,17 +88,25 @@ def work_order(session: Session) -> WorkOrder:
     return WorkOrder(1, session.job, session.scan, schema, plan.fingerprint, RUN_SCOPE, plan.started)
 
 
+def host_of(session: Session, make_services: Any, messages: Messages) -> EngineHost:
+    return EngineHost(load_order(session, make_services), "w", Place("n", "tcp://1"), messages.put)
+
+
+def submit_first_shard(host: EngineHost, session: Session, messages: Messages) -> threading.Event:
+    session.begin(messages.wait_for(Beat, "ready").facts["resolved"])
+    host.accept(work_order(session))
+    (shard, *_) = plan_shards(session.expected, 7, 0, session.index)
+    return host.submit(Task(0, 1, shard.number, shard.ranges, True, (), ()))
+
+
 @pytest.mark.parametrize("make_services", [refused_at_load, refused_at_a_step])
 def test_too_many_open_files_of_a_worker_are_the_machines_fault(tmp_path: Path, make_services: Any) -> None:
     messages = Messages()
     with ExitStack() as stack:
         session = open_session(job_of(tmp_path, "out", 2), services(), Watcher(None), stack, OpenOptions())
-        host = EngineHost(load_order(session, make_services), "w", Place("n", "tcp://1"), messages.put)
+        host = host_of(session, make_services, messages)
         if make_services is refused_at_a_step:
-            session.begin(messages.wait_for(Beat, "ready").facts["resolved"])
-            host.accept(work_order(session))
-            (shard, *_) = plan_shards(session.expected, 7, 0, session.index)
-            host.submit(Task(0, 1, shard.number, shard.ranges, True, (), ()))
+            submit_first_shard(host, session, messages)
         failure = messages.wait_for(Failed)
         assert host.wait_until_left(20)
     assert not failure.is_refusal
@@ -87,6 +114,18 @@ def test_too_many_open_files_of_a_worker_are_the_machines_fault(tmp_path: Path, 
     assert isinstance(error, OutputUnavailable)
     assert error.exit_code == 74
     assert str(error).startswith("/cache/kernel: Too many open files; raise the limit of open files")
+
+
+def test_a_shard_that_the_next_run_has_removed_ends_nothing_but_the_work_on_it(tmp_path: Path) -> None:
+    messages = Messages()
+    with ExitStack() as stack:
+        session = open_session(job_of(tmp_path, "out", 2), services(), Watcher(None), stack, OpenOptions())
+        host = host_of(session, overtaken, messages)
+        done = submit_first_shard(host, session, messages)
+        assert done.wait(20)
+        assert host.wait_until_left(20)
+    with pytest.raises(queue.Empty):
+        messages.wait_for((Failed, Done), seconds=0.0)
 
 
 @pytest.mark.slow
