@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -9,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
@@ -42,6 +44,26 @@ Overrides = Annotated[
         help="Set one key of the job, such as sampling.temperature=0.5; the value is YAML. Can be repeated.",
     ),
 ]
+
+
+@dataclass
+class Call:
+    """What `main` must know of the command that it called."""
+
+    as_json: bool = False
+    """An error is then a document on stdout, too."""
+
+
+def _note_json(context: typer.Context, wanted: bool) -> bool:
+    context.ensure_object(Call).as_json = wanted
+    return wanted
+
+
+def _json_option(help_text: str) -> Any:
+    return typer.Option("--json", callback=_note_json, help=help_text)
+
+
+AsJson = Annotated[bool, _json_option("Print the result as JSON.")]
 
 
 class ConvertForm(StrEnum):
@@ -108,9 +130,10 @@ def init(
         str, typer.Option(metavar="MODEL", help="A Hugging Face id, a directory, or a GGUF file.")
     ] = "HuggingFaceTB/SmolLM2-135M-Instruct",
     job: Annotated[Path, typer.Option("--job", metavar="FILE", help="The job file to write.")] = Path("job.yaml"),
+    as_json: AsJson = False,
 ) -> None:
     """Write a commented job file for some data: its columns are read, the rest is to be edited."""
-    _load("commands.init").init(inputs, model=model, job=job)
+    _load("commands.init").init(inputs, model=model, job=job, as_json=as_json)
 
 
 @app.command()
@@ -126,12 +149,13 @@ def run(
             help="Begin anew where the output belongs to another job or is damaged; what it holds is removed.",
         ),
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run a job, or go on where it ended. Rows that are committed are not computed again."""
     wait_seconds = _wait_seconds(wait, wait_lock)
     with _interruptible():
         config = _load("config").load_job(job, overrides or [])
-        _load("commands.run").run(config, wait_seconds=wait_seconds, overwrite=overwrite)
+        _load("commands.run").run(config, wait_seconds=wait_seconds, overwrite=overwrite, as_json=as_json)
 
 
 @app.command()
@@ -142,7 +166,7 @@ def plan(
         bool, typer.Option("--measure/--no-measure", help="Load the model to measure it, if that was not done before.")
     ] = True,
     again: Annotated[bool, typer.Option("--again", help="Measure even so.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what a job will take: rows, prompt lengths, shared prefixes, memory, time; and what to change."""
     config = _load("config").load_job(job, overrides or [])
@@ -153,7 +177,7 @@ def plan(
 @app.command()
 def status(
     output: OutputPath,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show how far an output is: rows done, errors by code, rate, and who works on it."""
     _load("commands.status").status(output, as_json=as_json)
@@ -167,7 +191,7 @@ def watch(
     prometheus: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a Prometheus text file at each look, such as out.prom.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON at each look.")] = False,
+    as_json: Annotated[bool, _json_option("Print a line of JSON at each look.")] = False,
 ) -> None:
     """Watch a run in the terminal, also one on another machine: everything is read from the output's files."""
     _load("commands.watch").watch(output, interval=interval, once=once, as_json=as_json, prometheus=prometheus)
@@ -179,7 +203,7 @@ def report(
     to: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write it here, not to _batchgen/report.html of the output.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON; write no page.")] = False,
+    as_json: Annotated[bool, _json_option("Print the figures as JSON; write no page.")] = False,
 ) -> None:
     """Write one HTML page about an output: charts over time, lengths, errors with examples, rows to read."""
     _load("commands.report").report(output, to=to, as_json=as_json)
@@ -203,7 +227,7 @@ def inspect(
     ] = None,
     at_random: Annotated[bool, typer.Option("--random", help="Draw the rows at random.")] = False,
     seed: Annotated[int, typer.Option(help="Another seed draws other rows.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print whole rows, a line of JSON each.")] = False,
+    as_json: Annotated[bool, _json_option("Print whole rows, a line of JSON each.")] = False,
 ) -> None:
     """Look at committed rows: the first ones, at random, by id, by status or by an expression."""
     if status not in (None, "ok", "error"):
@@ -221,9 +245,12 @@ def convert(
         ConvertForm, typer.Option("--to", help="jsonl: whole rows; chat: messages to train on; openai-batch: answers.")
     ],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it is there.")] = False,
+    as_json: Annotated[bool, _json_option("Print as JSON what was written.")] = False,
 ) -> None:
     """Write an output in another form. Error rows of openai-batch go to FILE with .errors before its suffix."""
-    _load("commands.convert").convert(output, file, to.value, overwrite=overwrite)
+    if as_json and str(file) == "-":
+        raise typer.BadParameter("stdout holds the lines already; leave it out, or name a file", param_hint="--json")
+    _load("commands.convert").convert(output, file, to.value, overwrite=overwrite, as_json=as_json)
 
 
 @app.command()
@@ -236,13 +263,13 @@ def verify(
     overrides: Overrides = None,
     wait: Wait = "0s",
     wait_lock: WaitLock = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check every file of an output against its record. Exit code 6 where one is not what was committed."""
     wait_seconds = _wait_seconds(wait, wait_lock)
     with _interruptible():
         if repair:
-            _load("commands.redo").repair(output, overrides or [], wait_seconds=wait_seconds)
+            _load("commands.redo").repair(output, overrides or [], wait_seconds=wait_seconds, as_json=as_json)
         else:
             _load("commands.verify").verify(output, as_json=as_json)
 
@@ -260,11 +287,12 @@ def rerun(
     overrides: Overrides = None,
     wait: Wait = "0s",
     wait_lock: WaitLock = False,
+    as_json: AsJson = False,
 ) -> None:
     """Generate committed rows anew, those for which an expression is true; all others stay as they are."""
     wait_seconds = _wait_seconds(wait, wait_lock)
     with _interruptible():
-        _load("commands.redo").rerun(output, where, overrides or [], wait_seconds=wait_seconds)
+        _load("commands.redo").rerun(output, where, overrides or [], wait_seconds=wait_seconds, as_json=as_json)
 
 
 @app.command()
@@ -293,9 +321,10 @@ def worker(
 def validate(
     jobs: Annotated[list[Path], typer.Argument(metavar="JOB", help="One job file or more.")],
     overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Check job files. All problems are shown at once; neither data nor a model is loaded."""
-    _load("commands.validate").validate(jobs, overrides or [])
+    _load("commands.validate").validate(jobs, overrides or [], as_json=as_json)
 
 
 @app.command()
@@ -303,11 +332,12 @@ def preview(
     job: JobPath,
     num_rows: Annotated[int, typer.Option("-n", "--rows", min=1, help="How many rows to show.")] = 3,
     overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Print the first prompts with their control tokens and token counts. No weights are loaded."""
     config = _load("config").load_job(job, overrides or [])
     with _interruptible():
-        _load("commands.preview").preview(config, num_rows=num_rows)
+        _load("commands.preview").preview(config, num_rows=num_rows, as_json=as_json)
 
 
 @app.command()
@@ -362,11 +392,19 @@ def _deliver() -> None:
         raise
 
 
-def _command() -> None:
+def _answer(error: BatchgenError) -> None:
+    """The error for `--json`, with what was found all the same, in one line: some commands print lines."""
+    try:
+        print(json.dumps({**error.result, "error": error.to_json()}), flush=True)
+    except OSError:
+        _discard(sys.stdout)
+
+
+def _command(call: Call) -> None:
     try:
         try:
             # The command itself and not `app()`, which would put typer's own hook in place of ours.
-            get_command(app).main(prog_name="batchgen")
+            get_command(app).main(prog_name="batchgen", obj=call)
         finally:
             _deliver()
     except OSError:
@@ -378,9 +416,12 @@ def main() -> None:
     """Run the command line in `sys.argv` and exit the process."""
     # Any error but ours is a bug. The interpreter ends with code 1 by itself, we only add what to do.
     sys.excepthook = _report_bug
+    call = Call()
     try:
-        _command()
+        _command(call)
     except BatchgenError as error:
+        if call.as_json:
+            _answer(error)
         # A message may quote names and rows of others.
         message = printable_lines(str(error))
         _say(message if isinstance(error, JobFileError) else f"batchgen: {message}")

@@ -19,8 +19,10 @@ What is wrong with one row is no exception: it is a `batchgen.records.RowError`,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
-from typing import ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 
 class ExitCode(IntEnum):
@@ -41,6 +43,12 @@ class BatchgenError(Exception):
     """Base of all errors that batchgen raises on purpose; the message says what, where and what to do."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.BUG
+    result: Mapping[str, Any] = MappingProxyType({})
+    """What a command has found all the same, in JSON values: `--json` prints it beside the error."""
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; `code` is the exit code as a word."""
+        return {"code": self.exit_code.name.lower(), "exit_code": int(self.exit_code), "message": str(self)}
 
 
 class EngineStalled(BatchgenError):

@@ -18,6 +18,7 @@ from typing import Any
 from batchgen.cli import app
 from batchgen.commands.schema import schema_text
 from batchgen.config import OPERATIONAL_KEYS, OPERATIONAL_SECTIONS, job_schema
+from tests.json_documents import json_section
 from tests.models_page import models_page
 
 ROOT = Path(__file__).parent.parent
@@ -99,11 +100,12 @@ def _type(node: dict[str, Any]) -> str:
 
 
 def cli_page() -> str:
-    """docs/cli.md: what --help says, for the program and for each command."""
+    """docs/cli.md: what --help says, for the program and for each command; then the keys of `--json`."""
     parts = ["# The command line\n", NOTICE]
     for command in COMMANDS:
         parts.append(f"## {' '.join(('batchgen', *command))}\n")
         parts.append(f"```console\n$ {' '.join(('batchgen', *command, '--help'))}\n{_help(command)}```\n")
+    parts.append(json_section())
     return "\n".join(parts)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
+from batchgen.commands.document import print_document
 from batchgen.data.files import OutputFiles
 from batchgen.errors import JobError
 from batchgen.pipeline.convert import Form, Line
@@ -19,7 +20,7 @@ from batchgen.pipeline.whole_file import whole_file
 _ADVICE = "choose another file"
 
 
-def convert(output: Path, file: Path, form: Form, *, overwrite: bool) -> None:
+def convert(output: Path, file: Path, form: Form, *, overwrite: bool, as_json: bool = False) -> None:
     """Write the file, whole or not at all, and say on stderr what is in it; `-` is stdout."""
     stored = read_output(OutputFiles(), output)
     found = status(stored)
@@ -37,6 +38,20 @@ def convert(output: Path, file: Path, form: Form, *, overwrite: bool) -> None:
         num_lines, num_errors = _write(converted(stored, form), target, error_target)
     if num_errors == 0:
         errors.unlink()
+    if as_json:
+        print_document(
+            {
+                "form": form,
+                "file": str(file),
+                "num_lines": num_lines,
+                "errors_file": str(errors) if num_errors else None,
+                "num_errors_apart": num_errors,
+                "num_rows": found.num_rows,
+                "num_committed": found.num_committed,
+                "num_errors": found.num_errors,
+            }
+        )
+        return
     print(f"{file}: {num_lines:,} lines", file=sys.stderr)
     if num_errors:
         print(f"{errors}: {num_errors:,} rows with an error", file=sys.stderr)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
+from batchgen.commands.document import print_document
 from batchgen.commands.progress import open_progress
 from batchgen.commands.report import write_report
 from batchgen.commands.summary import relative, row_lines, summary_lines
@@ -16,29 +19,53 @@ from batchgen.pipeline.report import JobReport
 from batchgen.pipeline.stored import read_output
 
 
-def finish(job: JobConfig, work: Callable[[Progress], JobReport]) -> None:
-    """Do the work with a bar, write the report of what came out, and print the summary and a few rows.
-
-    The report is written where too many rows failed, too; after an interruption it is left to `batchgen report`.
-    """
-    progress = open_progress(job.run.log)
-    try:
-        found = work(progress)
-    except TooManyRowErrors:
-        _write_report(job)
-        raise
-    finally:
-        progress.close()
+def finish(job: JobConfig, work: Callable[[Progress], JobReport], *, as_json: bool = False) -> None:
+    """Do the work with a bar, write the report of what came out, and print the summary and a few rows."""
+    found, page = work_and_report(job, work)
+    if as_json:
+        print_document(document(found, page))
+        return
     for line in summary_lines(found):
         print(line)
+    if page is not None:
+        print(report_line(page))
     if found.num_rows_this_run > 0:
-        _write_report(job)
         for line in row_lines(found, job.output):
             print(line)
 
 
-def _write_report(job: JobConfig) -> None:
+def work_and_report(job: JobConfig, work: Callable[[Progress], JobReport]) -> tuple[JobReport, Path | None]:
+    """Do the work with a bar; returns what came out, and the page about it where one was written.
+
+    The page is written where too many rows failed, too; after an interruption it is left to `batchgen report`.
+    """
+    progress = open_progress(job.run.log)
+    try:
+        found = work(progress)
+    except TooManyRowErrors as error:
+        page = _write_report(job)
+        if page is not None:
+            error.result = {"report": str(page)}
+            progress.message(report_line(page))
+        raise
+    finally:
+        progress.close()
+    return found, _write_report(job) if found.num_rows_this_run > 0 else None
+
+
+def document(found: JobReport, page: Path | None) -> dict[str, Any]:
+    """What `--json` prints of a run."""
+    return {**found.to_json(), "report": None if page is None else str(page)}
+
+
+def report_line(page: Path) -> str:
+    """Where the page lies, as a line of the summary."""
+    return f"  report     {relative(page)}"
+
+
+def _write_report(job: JobConfig) -> Path | None:
     # The rows are safe by now: what is wrong with the page must not make the run look failed.
     if job.run.report:
         with suppress(BatchgenError):
-            print(f"  report     {relative(write_report(read_output(OutputFiles(), job.output_dir)))}")
+            return write_report(read_output(OutputFiles(), job.output_dir))
+    return None

@@ -6,12 +6,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from batchgen.commands.document import print_document
 from batchgen.config import load_job
 from batchgen.errors import JobError, OutputUnavailable
 from batchgen.pipeline.draft import draft_job
 
 
-def init(inputs: Sequence[Path], *, model: str, job: Path) -> None:
+def init(inputs: Sequence[Path], *, model: str, job: Path, as_json: bool = False) -> None:
     """Write the job file and print its path; raises JobError where it is there already, InputError for the data."""
     if job.exists():
         raise JobError(f"{job}: is there already; name another file with --job")
@@ -22,5 +23,8 @@ def init(inputs: Sequence[Path], *, model: str, job: Path) -> None:
     except OSError as error:
         raise OutputUnavailable(f"{job}: cannot be written: {error.strerror}; name another file with --job") from error
     load_job(job)
-    print(job)
+    if as_json:
+        print_document({"job": str(job)})
+    else:
+        print(job)
     print(f"edit it, then: batchgen preview {job}; batchgen plan {job}; batchgen run {job}", file=sys.stderr)

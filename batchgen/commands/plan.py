@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 
+from batchgen.commands.document import print_document
 from batchgen.config import JobConfig
 from batchgen.pipeline.forecast import Estimate, Forecast, forecast
 from batchgen.pipeline.prompt_sample import histogram
@@ -18,7 +18,7 @@ def plan(job: JobConfig, *, measure: bool, again: bool, as_json: bool) -> None:
     """Print the plan on stdout, what takes time on stderr; raises what a run would for a wrong job."""
     found = forecast(job, measure=measure, again=again, say=lambda text: print(text, file=sys.stderr), services=None)
     if as_json:
-        print(json.dumps(found.to_json(), indent=2))
+        print_document(found.to_json())
         return
     for line in plan_lines(found):
         print(line)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from typing import Any
 
+from batchgen.commands.document import print_document
 from batchgen.config import JobConfig
 from batchgen.pipeline.preview import Preview, PreviewedRow, preview_job
 from batchgen.printable import printable
@@ -14,9 +16,12 @@ OPEN, CLOSE = "⟦", "⟧"
 """Around a control token: text that only spells one stands without them."""
 
 
-def preview(job: JobConfig, *, num_rows: int) -> None:
+def preview(job: JobConfig, *, num_rows: int, as_json: bool = False) -> None:
     """Print the first `num_rows` prompts; what is wrong with the job raises its BatchgenError."""
     shown = preview_job(job, num_rows)
+    if as_json:
+        print_document(preview_document(shown))
+        return
     for note in shown.notes:
         print(note, file=sys.stderr)
     for line in preview_lines(shown):
@@ -40,6 +45,27 @@ def preview_lines(preview: Preview) -> Iterator[str]:
         yield from (f"  {printable(name)}: {kind}" for name, kind in preview.typed)
     if has_control:
         yield f"{OPEN}…{CLOSE} is one control token; the same characters without these marks are text"
+
+
+def preview_document(preview: Preview) -> dict[str, Any]:
+    """The same for `--json`: texts whole, a control token in a piece of its own."""
+    return {
+        "notes": preview.notes,
+        "num_rows": preview.num_rows,
+        "context": preview.context,
+        "typed": dict(preview.typed),
+        "rows": [_row_document(row) for row in preview.rows],
+    }
+
+
+def _row_document(row: PreviewedRow) -> dict[str, Any]:
+    return {
+        "file": row.file,
+        "row": row.row,
+        "num_tokens": row.num_tokens,
+        "pieces": None if row.pieces is None else [piece._asdict() for piece in row.pieces],
+        "error": None if row.error is None else row.error._asdict(),
+    }
 
 
 def _heading(row: PreviewedRow, context: int | None) -> str:

@@ -23,8 +23,9 @@ LINE_INTERVAL = 10.0
 _BAR_FORMAT = "{n_fmt}/{total_fmt} rows |{bar}| {percentage:3.0f}% {elapsed}{postfix}"
 
 
-def open_progress(log: Literal["text", "json"] = "text", stream: TextIO = sys.stderr) -> Progress:
-    """The bar where `stream` is a terminal, lines where it is a file or a pipe; lines of JSON where they are wanted."""
+def open_progress(log: Literal["text", "json"] = "text", stream: TextIO | None = None) -> Progress:
+    """The bar where the stream (stderr) is a terminal, lines where it is none; lines of JSON where they are wanted."""
+    stream = stream or sys.stderr
     if log == "json":
         return JsonProgress(stream)
     return BarProgress(stream) if stream.isatty() and _num_columns(stream) > 0 else LineProgress(stream)

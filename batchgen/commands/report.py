@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from pathlib import Path
 
+from batchgen.commands.document import print_document
 from batchgen.data.files import OutputFiles
 from batchgen.errors import OutputUnavailable
 from batchgen.pipeline.stored import StoredOutput, read_output
@@ -17,7 +17,7 @@ def report(output: Path, *, to: Path | None, as_json: bool) -> None:
     """Write the page and print where it lies; raises JobError where there is no output."""
     stored = read_output(OutputFiles(), output)
     if as_json:
-        print(json.dumps(read_figures(stored).to_json(), indent=2, ensure_ascii=False))
+        print_document(read_figures(stored).to_json())
         return
     print(write_report(stored, to))
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from batchgen.commands.document import print_document
 from batchgen.data.files import OutputFiles
 from batchgen.pipeline.status import Status
 from batchgen.pipeline.status import status as look
@@ -17,7 +17,7 @@ def status(output: Path, *, as_json: bool) -> None:
     """Print where the output stands; raises JobError where there is none."""
     found = look(read_output(OutputFiles(), output))
     if as_json:
-        print(json.dumps(found.to_json(), indent=2))
+        print_document(found.to_json())
         return
     for line in status_lines(found):
         print(line)

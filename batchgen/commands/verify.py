@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+from batchgen.commands.document import print_document
 from batchgen.data.files import OutputFiles
 from batchgen.data.recovery import repair_hint
 from batchgen.errors import OutputDamaged
@@ -15,16 +16,23 @@ from batchgen.pipeline.verify import Verification
 from batchgen.pipeline.verify import verify as check
 
 
-def verify(output: Path, *, as_json: bool = False) -> None:
-    """Print what was found; raises OutputDamaged with a line for each problem, JobError where there is no output."""
+def verify(output: Path, *, as_json: bool = False, repair: dict[str, Any] | None = None) -> None:
+    """Print what was found; raises OutputDamaged with a line for each problem, JobError where there is no output.
+
+    `repair` is what a repair before it came to, for the JSON.
+    """
     found = check(read_output(OutputFiles(), output))
-    if as_json:
-        print(json.dumps({**asdict(found), "intact": not found.problems}, indent=2))
+    document = {**asdict(found), "intact": not found.problems, "repair": repair}
     for note in () if as_json else found.notes:
         print(note)
     if found.problems:
-        raise OutputDamaged("\n".join([*found.problems, repair_hint(output)]))
-    for line in () if as_json else verification_lines(output, found):
+        damaged = OutputDamaged("\n".join([*found.problems, repair_hint(output)]))
+        damaged.result = document
+        raise damaged
+    if as_json:
+        print_document(document)
+        return
+    for line in verification_lines(output, found):
         print(line)
 
 

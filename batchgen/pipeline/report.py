@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from batchgen.sampling_params import SamplingParams
 
@@ -47,3 +48,25 @@ class JobReport:
     def completion_tokens_per_second(self) -> float:
         """Generated tokens a second of this run; 0 where nothing ran."""
         return self.completion_tokens / self.seconds if self.seconds > 0 else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "data_dir": str(self.data_dir),
+            "data_files": [str(path) for path in self.data_files],
+            "num_rows": self.num_rows,
+            "num_ok": self.num_ok,
+            "num_errors": self.num_errors,
+            "errors": dict(self.errors_by_code),
+            "num_rows_this_run": self.num_rows_this_run,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "completion_tokens": self.completion_tokens,
+            "seconds": self.seconds,
+            "completion_tokens_per_second": self.completion_tokens_per_second,
+            "kv_cache_bytes": self.kv_cache_bytes,
+            "kv_peak": self.kv_peak,
+            "sampling": self.sampling.model_dump(mode="json"),
+            "eos_token_ids": list(self.eos_token_ids),
+            "unused_generation_config": self.unused_generation_config,
+        }

@@ -134,10 +134,10 @@ def test_an_error_becomes_a_message_and_its_exit_code(
 @pytest.mark.parametrize(
     ("arguments", "options"),
     [
-        ([], {"wait_seconds": 0.0, "overwrite": False}),
-        (["--wait", "10m", "--overwrite"], {"wait_seconds": 600.0, "overwrite": True}),
-        (["--wait", "5"], {"wait_seconds": 5.0, "overwrite": False}),
-        (["--wait-lock"], {"wait_seconds": math.inf, "overwrite": False}),
+        ([], {"wait_seconds": 0.0, "overwrite": False, "as_json": False}),
+        (["--wait", "10m", "--overwrite", "--json"], {"wait_seconds": 600.0, "overwrite": True, "as_json": True}),
+        (["--wait", "5"], {"wait_seconds": 5.0, "overwrite": False, "as_json": False}),
+        (["--wait-lock"], {"wait_seconds": math.inf, "overwrite": False, "as_json": False}),
     ],
 )
 def test_run_passes_on_what_to_do_about_an_output_that_is_there(
