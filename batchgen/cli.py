@@ -244,13 +244,19 @@ def convert(
     to: Annotated[
         ConvertForm, typer.Option("--to", help="jsonl: whole rows; chat: messages to train on; openai-batch: answers.")
     ],
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it is there.")] = False,
+    errors: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Where error rows of openai-batch go, if not to FILE with .errors before its suffix."
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
     as_json: Annotated[bool, _json_option("Print as JSON what was written.")] = False,
 ) -> None:
-    """Write an output in another form. Error rows of openai-batch go to FILE with .errors before its suffix."""
+    """Write an output as JSON lines, chats or OpenAI's answers."""
     if as_json and str(file) == "-":
         raise typer.BadParameter("stdout holds the lines already; leave it out, or name a file", param_hint="--json")
-    _load("commands.convert").convert(output, file, to.value, overwrite=overwrite, as_json=as_json)
+    _load("commands.convert").convert(output, file, to.value, errors=errors, overwrite=overwrite, as_json=as_json)
 
 
 @app.command()
@@ -338,21 +344,6 @@ def preview(
     config = _load("config").load_job(job, overrides or [])
     with _interruptible():
         _load("commands.preview").preview(config, num_rows=num_rows, as_json=as_json)
-
-
-@app.command()
-def export(
-    output: OutputPath,
-    answers: Annotated[Path, typer.Option("--answers", metavar="FILE", help="Where the answers go.")] = Path(
-        "answers.jsonl"
-    ),
-    errors: Annotated[Path, typer.Option("--errors", metavar="FILE", help="Where the errors go.")] = Path(
-        "errors.jsonl"
-    ),
-) -> None:
-    """Write the committed rows as JSON lines of OpenAI's batch API, with custom_id; errors in a file of their own."""
-    with _interruptible():
-        _load("commands.export").export(output, answers, errors)
 
 
 @app.command()

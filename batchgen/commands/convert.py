@@ -5,66 +5,84 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TextIO
+from typing import Any, NamedTuple, TextIO
 
 from batchgen.commands.document import print_document
 from batchgen.data.files import OutputFiles
 from batchgen.errors import JobError
 from batchgen.pipeline.convert import Form, Line
 from batchgen.pipeline.convert import convert as converted
-from batchgen.pipeline.status import status
+from batchgen.pipeline.status import Status, status
 from batchgen.pipeline.stored import read_output
 from batchgen.pipeline.whole_file import whole_file
 
-_ADVICE = "choose another file"
+
+class Written(NamedTuple):
+    """What was written where."""
+
+    num_lines: int
+    errors_file: Path | None
+    """Where the rows with an error went; None where none did."""
+    num_errors_apart: int
 
 
-def convert(output: Path, file: Path, form: Form, *, overwrite: bool, as_json: bool = False) -> None:
-    """Write the file, whole or not at all, and say on stderr what is in it; `-` is stdout."""
+def convert(
+    output: Path, file: Path, form: Form, *, errors: Path | None = None, overwrite: bool, as_json: bool = False
+) -> None:
+    """Write the file, whole or not at all, and say on stderr what is in it; `-` is stdout.
+
+    Rows with an error of `openai-batch` go to `errors`, by default FILE with .errors before its suffix.
+    """
     stored = read_output(OutputFiles(), output)
     found = status(stored)
     if not found.is_done:
         print(f"{output}: {found.num_committed:,} of {found.num_rows:,} rows are committed so far", file=sys.stderr)
-    errors = file.with_name(f"{file.stem}.errors{file.suffix}")
-    to_stdout = str(file) == "-"
-    for path in () if to_stdout or overwrite else (file, errors):
+    if str(file) == "-":
+        for line in converted(stored, form):
+            if not line.is_error:
+                _write(line, sys.stdout)
+        return
+    apart = (errors or file.with_name(f"{file.stem}.errors{file.suffix}")) if form == "openai-batch" else None
+    for path in () if overwrite else filter(None, (file, apart)):
         if path.exists():
             raise JobError(f"{path}: is there already; choose another file or add --overwrite")
-    if to_stdout:
-        _write((line for line in converted(stored, form) if not line.is_error), sys.stdout, None)
-        return
-    with whole_file(file, _ADVICE) as target, whole_file(errors, _ADVICE) as error_target:
-        num_lines, num_errors = _write(converted(stored, form), target, error_target)
-    if num_errors == 0:
-        errors.unlink()
+    written = _write_files(converted(stored, form), file, apart)
     if as_json:
-        print_document(
-            {
-                "form": form,
-                "file": str(file),
-                "num_lines": num_lines,
-                "errors_file": str(errors) if num_errors else None,
-                "num_errors_apart": num_errors,
-                "num_rows": found.num_rows,
-                "num_committed": found.num_committed,
-                "num_errors": found.num_errors,
-            }
-        )
+        print_document(_document(form, file, written, found))
         return
-    print(f"{file}: {num_lines:,} lines", file=sys.stderr)
-    if num_errors:
-        print(f"{errors}: {num_errors:,} rows with an error", file=sys.stderr)
+    print(f"{file}: {written.num_lines:,} lines", file=sys.stderr)
+    if written.errors_file is not None:
+        print(f"{written.errors_file}: {written.num_errors_apart:,} rows with an error", file=sys.stderr)
     elif form == "chat" and found.num_errors:
         print(f"{found.num_errors:,} rows with an error are left out", file=sys.stderr)
 
 
-def _write(lines: Iterator[Line], target: TextIO, errors: TextIO | None) -> tuple[int, int]:
-    """(lines written, of them errors apart)."""
+def _write_files(lines: Iterator[Line], file: Path, apart: Path | None) -> Written:
     counts = [0, 0]
-    for line in lines:
-        counts[line.is_error] += 1
-        to = errors if line.is_error else target
-        assert to is not None
-        to.write(json.dumps(line.value, ensure_ascii=False, separators=(",", ":")) + "\n")
-    return counts[0], counts[1]
+    with ExitStack() as stack:
+        targets = [stack.enter_context(whole_file(path)) for path in filter(None, (file, apart))]
+        for line in lines:
+            counts[line.is_error] += 1
+            _write(line, targets[line.is_error])
+    if apart is not None and counts[1] == 0:
+        apart.unlink()
+    return Written(counts[0], apart if counts[1] else None, counts[1])
+
+
+def _write(line: Line, target: TextIO) -> None:
+    target.write(json.dumps(line.value, ensure_ascii=False, separators=(",", ":")) + "\n")
+
+
+def _document(form: Form, file: Path, written: Written, found: Status) -> dict[str, Any]:
+    return {
+        "form": form,
+        "file": str(file),
+        "num_lines": written.num_lines,
+        "errors_file": None if written.errors_file is None else str(written.errors_file),
+        "num_errors_apart": written.num_errors_apart,
+        "num_rows": found.num_rows,
+        "num_committed": found.num_committed,
+        "num_errors": found.num_errors,
+    }

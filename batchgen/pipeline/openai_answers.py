@@ -1,4 +1,4 @@
-"""Committed rows as the lines of OpenAI's batch API, whichever command writes them."""
+"""Committed rows as the lines of OpenAI's batch API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from batchgen.pipeline.stored import StoredOutput
 _CHAT_URL = "/v1/chat/completions"
 
 
-def id_column(stored: StoredOutput) -> str | None:
+def _id_column(stored: StoredOutput) -> str | None:
     """The column that names the requests, where the output has one."""
     name = stored.job.input.id_column or "custom_id"
     return name if name in stored.schema.names else None
@@ -24,7 +24,7 @@ def answer_lines(stored: StoredOutput) -> Iterator[dict[str, Any]]:
 
     Rows without an id of their own are named by their place. The same output gives the same lines.
     """
-    name_column = id_column(stored)
+    name_column = _id_column(stored)
     files = committed_files(stored)
     numbers = sorted(files, key=lambda number: files[number].summary.ranges[:1])
     for (source, number), group in groupby(rows(stored, numbers), lambda row: key_of(row, stored)):

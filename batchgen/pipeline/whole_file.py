@@ -12,10 +12,10 @@ from batchgen.errors import OutputUnavailable
 
 
 @contextmanager
-def whole_file(path: Path, advice: str) -> Iterator[TextIO]:
+def whole_file(path: Path) -> Iterator[TextIO]:
     """A file to write; it is synced and takes its name at the end, and leaves nothing where that fails.
 
-    Raises OutputUnavailable, which ends with what to do.
+    Raises OutputUnavailable.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -25,6 +25,6 @@ def whole_file(path: Path, advice: str) -> Iterator[TextIO]:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        raise OutputUnavailable(f"{path}: cannot be written: {error.strerror}; {advice}") from error
+        raise OutputUnavailable(f"{path}: cannot be written: {error.strerror}; choose another file") from error
     finally:
         temporary.unlink(missing_ok=True)

@@ -110,6 +110,19 @@ def test_a_file_that_is_there_is_only_replaced_when_asked(tmp_path: Path) -> Non
         convert(job.output_dir, tmp_path / "none" / "a.jsonl", "jsonl", overwrite=False)
 
 
+def test_only_answers_of_a_batch_have_a_file_of_errors(tmp_path: Path) -> None:
+    job = finished_job(tmp_path, prompt=CHAT)
+    mine = tmp_path / "a.errors.jsonl"
+    mine.write_text("mine")
+    convert(job.output_dir, tmp_path / "a.jsonl", "jsonl", overwrite=False)
+    assert mine.read_text() == "mine"
+    (tmp_path / "a.jsonl").unlink()
+    with pytest.raises(JobError, match=r"a\.errors\.jsonl: is there already"):
+        convert(job.output_dir, tmp_path / "a.jsonl", "openai-batch", overwrite=False)
+    convert(job.output_dir, tmp_path / "b.jsonl", "openai-batch", errors=tmp_path / "wrong.jsonl", overwrite=False)
+    assert [line["custom_id"] for line in lines_of(tmp_path / "wrong.jsonl")] == ["c3"]
+
+
 def test_a_dash_is_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     convert(finished_job(tmp_path).output_dir, Path("-"), "jsonl", overwrite=False)
     assert len(capsys.readouterr().out.splitlines()) == 6

@@ -59,7 +59,7 @@ def keys(command: str) -> set[str]:
 
 def test_every_command_with_a_result_has_json() -> None:
     names = {command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback}
-    assert names - set(DOCUMENTS) == {"inspect", "schema", "worker", "export"}
+    assert names - set(DOCUMENTS) == {"inspect", "schema", "worker"}
 
 
 @pytest.mark.usefixtures("fake_world")

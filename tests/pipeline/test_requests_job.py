@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from batchgen.commands.export import export
+from batchgen.commands.convert import convert
 from batchgen.config import JobConfig
 from batchgen.errors import JobError, OutputUnavailable
 from batchgen.pipeline.ports import FeederLike, FeedRequest, ModelFiles, Services
@@ -69,7 +69,7 @@ def run(base: Path, rows: list[Any], id_column: str | None = "custom_id", **outp
 
 def exported(base: Path) -> tuple[list[Any], list[Any]]:
     answers, errors = base / "answers.jsonl", base / "errors.jsonl"
-    export(base / "out", answers, errors)
+    convert(base / "out", answers, "openai-batch", errors=errors, overwrite=True)
     answer_lines, error_lines = (path.read_text().splitlines() for path in (answers, errors))
     return [json.loads(line) for line in answer_lines], [json.loads(line) for line in error_lines]
 
@@ -122,16 +122,15 @@ def test_the_same_output_gives_the_same_bytes_and_half_a_file_is_never_seen(
         raise OSError(28, "No space left on device", str(tmp_path / "answers.jsonl"))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OutputUnavailable, match="cannot be written: No space left on device; mend it and run again"):
+    with pytest.raises(OutputUnavailable, match="cannot be written: No space left on device; choose another file"):
         exported(tmp_path)
     assert (tmp_path / "answers.jsonl").read_bytes() == before
     assert not list(tmp_path.glob(".*jsonl*"))
 
 
-def test_rows_without_ids_cannot_be_exported(tmp_path: Path) -> None:
-    run(tmp_path, [{"body": {"prompt": "hi"}}], id_column=None)
-    with pytest.raises(JobError, match=r"has no column custom_id; name the rows with input\.id_column"):
-        exported(tmp_path)
-    assert not list(tmp_path.glob("*answers*"))
+def test_rows_without_ids_are_named_by_their_place(tmp_path: Path) -> None:
+    run(tmp_path, [{"body": {"prompt": "hi"}}, {"body": {"prompt": []}}], id_column=None)
+    answers, errors = exported(tmp_path)
+    assert [line["custom_id"] for line in (*answers, *errors)] == ["row-0-0", "row-0-1"]
     with pytest.raises(JobError, match="no output of batchgen here"):
-        export(tmp_path, tmp_path / "a", tmp_path / "b")
+        convert(tmp_path, tmp_path / "a", "openai-batch", overwrite=True)
