@@ -190,7 +190,6 @@ class EngineConfig(Section):
     max_sequences: Annotated[AutoCount, Field(description="Most sequences that run at once.")] = "auto"
     threads: Annotated[
         AutoCount,
-        Bytes,
         Field(
             description="Threads of a CPU; auto: as torch finds them, which is one for each core or OMP_NUM_THREADS."
         ),

@@ -1,6 +1,7 @@
 """Which block size: time and waste of the workloads for each size that the engine has.
 
-    python -m benchmarks.block_size [plain shared parallel] [--sizes 8 16 32 64] [--scale 0.5] [--repeat 2]
+    python -m benchmarks.block_size [plain shared parallel] [--sizes 8 16 32 64] [--scale 0.5]
+        [--repeat 2] [--json benchmarks/results/block_size.json]
 
 Sizes take turns, so that a machine that slows down does so for all of them. Waste is the share of the slots of held
 blocks without a token, a shared block counted once; copies are blocks copied on write.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -31,6 +33,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=0.5, help="share of the prompts")
     parser.add_argument("--repeat", type=int, default=2, help="the fastest run counts")
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write the figures here, for docs/block-size.md")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -50,6 +53,34 @@ def main() -> None:
                 f"| {name} | {size} | {min(seconds[name, size]):.2f} | {found.waste:.1%} | {found.num_copies} |",
                 flush=True,
             )
+    if options.json is not None:
+        rows = [
+            {
+                "workload": name,
+                "block_size": size,
+                "seconds": min(seconds[name, size]),
+                "waste": figures[name, size].waste,
+                "num_copies": figures[name, size].num_copies,
+            }
+            for name in options.workloads
+            for size in options.sizes
+        ]
+        found = {
+            "processor": processor(),
+            "threads": torch.get_num_threads(),
+            "scale": options.scale,
+            "repeat": options.repeat,
+            "rows": rows,
+        }
+        options.json.parent.mkdir(exist_ok=True)
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def processor() -> str:
+    """The name of the processor, as Linux has it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 class Measured(NamedTuple):

@@ -18,6 +18,7 @@ from typing import Any
 from batchgen.cli import app
 from batchgen.commands.schema import schema_text
 from batchgen.config import OPERATIONAL_KEYS, OPERATIONAL_SECTIONS, job_schema
+from tests.block_size_page import block_size_page
 from tests.json_documents import json_section
 from tests.models_page import models_page
 
@@ -124,6 +125,7 @@ def generated_files() -> dict[str, str]:
         "docs/job-file.md": job_file_page(),
         "docs/cli.md": cli_page(),
         "docs/models.md": models_page(NOTICE),
+        "docs/block-size.md": block_size_page(NOTICE),
     }
 
 

@@ -59,7 +59,9 @@ DOCUMENTS: dict[str, dict[str, str]] = {
         "half": "the same if they have half of it",
         "notes": "about the inputs",
         "warnings": "what will be slow, refused or failed, with what to do",
+        "machine": "the class of machine that settings are recommended for; empty: nothing was measured",
         "recommended": "settings of engine: for this machine",
+        "recommended_run": "settings of run: for this machine",
     },
     "preview": {
         "notes": "about the inputs",

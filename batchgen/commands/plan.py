@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from batchgen.commands.document import print_document
 from batchgen.config import JobConfig
@@ -42,8 +43,10 @@ def plan_lines(found: Forecast) -> Iterator[str]:
     for warning in found.warnings:
         yield f"warning      {warning}"
     if found.recommended:
-        settings = ", ".join(f"{name}: {value}" for name, value in found.recommended.items())
-        yield f"recommended  engine: {{{settings}}}"
+        yield f"machine      {found.machine}"
+        yield f"recommended  engine: {_mapping(found.recommended)}"
+    if found.recommended_run:
+        yield f"             run: {_mapping(found.recommended_run)}"
 
 
 def _prompt_lines(found: Forecast) -> Iterator[str]:
@@ -71,6 +74,11 @@ def _machine_lines(found: Forecast) -> Iterator[str]:
         f"{1000 * measured.decode_step(1, 0):,.1f} ms, of 64 {1000 * measured.decode_step(64, 0):,.1f} ms"
         f" ({measured.device}, {measured.dtype}, {measured.measured[:10]})"
     )
+
+
+def _mapping(settings: Mapping[str, Any]) -> str:
+    """As YAML has it on one line."""
+    return f"{{{', '.join(f'{name}: {value}' for name, value in settings.items())}}}"
 
 
 def _time(estimate: Estimate) -> str:

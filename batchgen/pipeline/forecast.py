@@ -22,6 +22,7 @@ from batchgen.pipeline.assembly import counts
 from batchgen.pipeline.calibration import Calibration, calibrate, calibration_key, keep_calibration, load_calibration
 from batchgen.pipeline.child import choose_rows_in_child
 from batchgen.pipeline.feeder import PromptFeeder, preparer_spec
+from batchgen.pipeline.machine_class import MachineClass, this_class
 from batchgen.pipeline.plan import RowIndex, limited
 from batchgen.pipeline.ports import Services
 from batchgen.pipeline.prompt_sample import PromptSample, histogram, sample_prompts, spread
@@ -70,8 +71,12 @@ class Forecast:
     """If completions have half of that."""
     notes: list[str]
     warnings: list[str]
+    machine: str
+    """The class that the settings are recommended for; empty where nothing was measured."""
     recommended: dict[str, Any]
     """Settings of `engine:` for this machine."""
+    recommended_run: dict[str, Any]
+    """Settings of `run:` for this machine."""
 
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
@@ -127,6 +132,7 @@ def assess(
 ) -> Forecast:
     """Put the figures together."""
     num_done = _rows_done(job)
+    machine = None if calibration is None else this_class(_device(job, calibration))
     left = max(0, num_rows - num_done)
     max_tokens = job.sampling.max_tokens
     at_most = half = None
@@ -146,7 +152,9 @@ def assess(
         half=half,
         notes=notes,
         warnings=list(warnings(job, left, sample, calibration, at_most)),
-        recommended={} if calibration is None else recommended(calibration, sample, job),
+        machine="" if machine is None else machine.name,
+        recommended={} if calibration is None or machine is None else recommended(calibration, sample, job, machine),
+        recommended_run={} if machine is None or num_rows <= job.output.shard_rows else {"workers": machine.workers},
     )
 
 
@@ -210,13 +218,19 @@ def warnings(
         yield f"{num_rows / job.output.shard_rows:,.0f} shards: raise output.shard_rows"
 
 
-def recommended(calibration: Calibration, sample: PromptSample, job: JobConfig) -> dict[str, Any]:
+def _device(job: JobConfig, calibration: Calibration) -> str:
+    """What was measured: cpu, cuda, or the one GPU that the job names."""
+    return job.engine.device if job.engine.device.startswith("cuda:") else calibration.device
+
+
+def recommended(
+    calibration: Calibration, sample: PromptSample, job: JobConfig, machine: MachineClass
+) -> dict[str, Any]:
     """Settings of `engine:`: as many sequences as still help, and a cache that holds them."""
     max_tokens = job.sampling.max_tokens or calibration.max_model_len
     context = sample.mean_length + max_tokens / 2
     best = max_sequences = 16
-    top = 1024 if calibration.device != "cpu" else 512
-    while best < top:
+    while best < machine.most_sequences:
         best *= 2
         gain = _rate(calibration, best, context) / _rate(calibration, best // 2, context)
         if gain < 1.05:
@@ -226,7 +240,7 @@ def recommended(calibration: Calibration, sample: PromptSample, job: JobConfig) 
     blocks = math.ceil(per_sequence / calibration.block_size) + 1
     needed = max_sequences * blocks * calibration.block_size * calibration.kv_bytes_per_token
     return {
-        "block_size": 16,
+        "block_size": machine.block_size,
         "max_sequences": max_sequences,
         "kv_cache_memory": f"{max(64, 64 * math.ceil(needed / 2**20 / 64))}MiB",
     }

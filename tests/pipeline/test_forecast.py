@@ -13,6 +13,7 @@ from batchgen.data.input_rows import ScannedFile
 from batchgen.pipeline import calibration as calibrations
 from batchgen.pipeline.calibration import Calibration, calibrate, keep_calibration, load_calibration
 from batchgen.pipeline.forecast import Forecast, assess, estimate, forecast, recommended, sequences_at_once
+from batchgen.pipeline.machine_class import SMALL_PROCESSOR, this_class
 from batchgen.pipeline.plan import RowIndex
 from batchgen.pipeline.ports import Services
 from batchgen.pipeline.prompt_sample import PromptSample, histogram, shared_tokens, spread
@@ -89,8 +90,8 @@ def test_shared_prefixes_take_no_time_and_little_room() -> None:
 
 def test_recommended_settings_stop_where_more_sequences_gain_little() -> None:
     job = load_job(Path(__file__).parent.parent / "job_files/valid/smallest.yaml")
-    costly = recommended(replace(MEASURED, step_seconds=0.2), SAMPLE, job)
-    cheap = recommended(replace(MEASURED, step_seconds=0.001), SAMPLE, job)
+    costly = recommended(replace(MEASURED, step_seconds=0.2), SAMPLE, job, SMALL_PROCESSOR)
+    cheap = recommended(replace(MEASURED, step_seconds=0.001), SAMPLE, job, SMALL_PROCESSOR)
     assert costly["max_sequences"] > cheap["max_sequences"]
     assert int(costly["kv_cache_memory"].removesuffix("MiB")) % 64 == 0
 
@@ -185,6 +186,17 @@ def test_a_plan_measures_once_and_then_knows(tmp_path: Path, monkeypatch: pytest
         line.startswith("warning      1 of 21 rows of the sample have no prompt: template_error") for line in lines
     )
     assert any(line.startswith("recommended  engine: {block_size: 16") for line in lines)
+    assert f"machine      {this_class('cpu').name}" in lines
+    assert not any(line.strip().startswith("run: ") for line in lines)
+
+
+def test_workers_are_recommended_where_there_are_shards_for_them() -> None:
+    job = load_job(Path(__file__).parent.parent / "job_files/valid/smallest.yaml")
+    few, many = (assess(job, num_rows, 1, SAMPLE, MEASURED, []) for num_rows in (10, 100_000))
+    assert few.recommended_run == {}
+    workers = this_class("cpu").workers
+    assert many.recommended_run == {"workers": workers}
+    assert f"             run: {{workers: {workers}}}" in plan_lines(many)
 
 
 def test_without_measuring_the_rest_is_said_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
