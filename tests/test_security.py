@@ -8,6 +8,7 @@ import re
 import resource
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from batchgen.config import InputConfig
+from batchgen.data import text_rows
+from batchgen.data.formats.registry import FORMATS
+from batchgen.data.inputs import list_inputs
+from batchgen.data.reader import scan_inputs
 from batchgen.pipeline.runner import run_job
 from batchgen.printable import printable, printable_lines
 from tests.commands.test_preview import preview, write_job
@@ -98,6 +104,19 @@ def test_an_archive_that_unfolds_into_gigabytes_takes_no_memory(tmp_path: Path) 
     assert read.errors == {0: "row_too_long"}
     assert read.values == [{"prompt": "after"}]
     assert grown < 64 * 1024, f"{grown} KiB"
+
+
+def test_long_rows_of_an_archive_are_carried_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_rows, "_TABLE_BYTES", 25_000)
+    with gzip.open(tmp_path / "in.jsonl.gz", "wt") as file:
+        file.writelines(f'{{"n": {number}, "text": "{"x" * 10_000}"}}\n' for number in range(9))
+    config = InputConfig(path="in.jsonl.gz")
+    scan = scan_inputs(list_inputs(config, tmp_path), config)
+    with closing(FORMATS["jsonl"].open(scan.files[0], scan.schema, config.max_row_bytes)) as cursor:
+        for start in (0, 4):
+            tables = list(cursor.tables(start, 9))
+            assert max(table.num_rows for table in tables) <= 4
+            assert [n for table in tables for n in table["n"].to_pylist()] == list(range(start, 9))
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])

@@ -103,6 +103,15 @@ def _unify_numbers(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     return None if any(pa.types.is_uint64(kind) for kind in integers) else pa.int64()
 
 
+def holds_text(kind: pa.DataType) -> bool:
+    """Whether there are strings in it, at any depth."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return holds_text(kind.storage_type)
+    if isinstance(kind, pa.DictionaryType):
+        return holds_text(kind.value_type)
+    return _is_text(kind) or any(holds_text(kind.field(index).type) for index in range(kind.num_fields))
+
+
 def concrete(kind: pa.DataType) -> pa.DataType:
     """The type with every null type in it made a string: null merges with nothing, and most readers refuse it."""
     if pa.types.is_null(kind):

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
 from batchgen.data.arrow_types import cast_or_convert
-from batchgen.data.input_rows import InputRow, ScannedFile
-from batchgen.data.python_values import invalid_text_rows, to_python, without_rows
+from batchgen.data.input_rows import InputRow, ScannedFile, UnfoldsTooFar
+from batchgen.data.python_values import invalid_text_rows, to_python, value_bytes, without_rows
 from batchgen.errors import InputError
 from batchgen.records import RowError
+
+_SLICE_ROWS = 1024
+_TABLE_BYTES = 64 * 2**20
+
+Made = TypeVar("Made")
 
 
 class BatchesFrom(NamedTuple):
@@ -49,36 +54,56 @@ class BatchCursor:
         self._rest: pa.RecordBatch | None = None
         self._at: int | None = None
 
-    def rows(self, start: int, stop: int) -> Iterator[InputRow]:
-        """The rows of a half-open range, in order."""
-        missing = [name for name in self._schema.names if name not in self._names]
+    def rows(self, start: int, stop: int, names: Collection[str]) -> Iterator[InputRow]:
+        """The rows of a half-open range in order, with these columns; text of all columns is looked at."""
         for first, batch in self._slices(start, stop):
-            errors = self._row_errors(batch)
-            # Of what is carried through nothing is dropped for its size: that row may well have an answer.
-            for index in self._rows_too_long(batch):
-                errors.setdefault(index, RowError("row_too_long", "the row is larger than the limit for one row"))
-            columns = {name: to_python(batch.column(name), errors) for name in self._names}
-            for index in range(batch.num_rows):
-                error = errors.get(index)
-                values: dict[str, Any] = {}
-                if error is None:
-                    values = {name: column[index] for name, column in columns.items()}
-                    values.update(dict.fromkeys(missing))
-                yield InputRow(self._file.source, first + index, values, error)
+            at = first
+            for rows in _in_memory(batch, lambda piece: self._python_rows(piece, names)):
+                for values, error in rows:
+                    yield InputRow(self._file.source, at, values, error)
+                    at += 1
+
+    def _python_rows(
+        self, batch: pa.RecordBatch, names: Collection[str]
+    ) -> list[tuple[dict[str, Any], RowError | None]]:
+        errors = self._row_errors(batch)
+        own = [name for name in names if name in self._names]
+        # Of what is carried through nothing is dropped for its size: that row may well have an answer.
+        for index in self._rows_too_long(batch.select(own)):
+            errors.setdefault(index, RowError("row_too_long", "the row is larger than the limit for one row"))
+        columns = {name: to_python(batch.column(name), errors) for name in own}
+        missing = dict.fromkeys(name for name in names if name not in self._names)
+        return [
+            ({}, errors[index])
+            if index in errors
+            else ({name: column[index] for name, column in columns.items()} | missing, None)
+            for index in range(batch.num_rows)
+        ]
 
     def tables(self, start: int, stop: int) -> Iterator[pa.Table]:
         """The same rows as Arrow data with their exact types, a batch at a time; a row with an error is all null."""
-        for _, batch in self._slices(start, stop):
-            errors = self._row_errors(batch)
-            arrays = [self._array(batch, field, errors) for field in self._schema]
-            if arrays:
-                yield pa.Table.from_arrays(arrays, schema=self._schema)
+        for first, batch in self._slices(start, stop):
+            try:
+                yield from _in_memory(batch, self._table)
+            except UnfoldsTooFar:
+                raise
+            except MemoryError as error:
+                raise UnfoldsTooFar(self._file.path, f"rows {first} to {first + batch.num_rows - 1}") from error
 
     def close(self) -> None:
         """Close the file."""
         self._batches = iter(())
         self._rest = None
         self._close()
+
+    def _table(self, batch: pa.RecordBatch) -> pa.Table:
+        errors = self._row_errors(batch)
+        arrays = [self._array(batch, field, errors) for field in self._schema]
+        # A dictionary is as large for a part of the rows.
+        num_bytes = sum(array.nbytes for array in arrays if not isinstance(array, pa.DictionaryArray))
+        if num_bytes > _TABLE_BYTES and batch.num_rows > 1:
+            raise MemoryError
+        return pa.Table.from_arrays(arrays, schema=self._schema)
 
     def _array(self, batch: pa.RecordBatch, field: pa.Field[Any], errors: dict[int, RowError]) -> pa.Array[Any]:
         if field.name in self._names:
@@ -102,7 +127,11 @@ class BatchCursor:
         # The columns that are read count. Mostly the whole batch is smaller than one row may be.
         if batch.num_columns == 0 or batch.nbytes <= self._max_row_bytes:
             return []
-        return [index for index in range(batch.num_rows) if batch.slice(index, 1).nbytes > self._max_row_bytes]
+        return [
+            index
+            for index in range(batch.num_rows)
+            if sum(value_bytes(column.slice(index, 1)) for column in batch.columns) > self._max_row_bytes
+        ]
 
     def _slices(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         stop = min(stop, self._file.num_rows)
@@ -118,9 +147,8 @@ class BatchCursor:
                 self._rest = batch.slice(stop - first)
                 end = stop
             self._at = end
-            if end > start:
-                skipped = max(0, start - first)
-                yield first + skipped, batch.slice(skipped, end - first - skipped)
+            for at in range(max(first, start), end, _SLICE_ROWS):
+                yield at, batch.slice(at - first, min(_SLICE_ROWS, end - at))
 
     def _take(self) -> pa.RecordBatch:
         batch, self._rest = self._rest, None
@@ -128,3 +156,23 @@ class BatchCursor:
         if batch is None:
             raise InputError(f"{self._file.path}: has fewer rows than it had when the plan was made; put it back")
         return batch
+
+
+def _in_memory(batch: pa.RecordBatch, make: Callable[[pa.RecordBatch], Made]) -> Iterator[Made]:
+    """What is made of a batch, or of each half of it where the whole takes more memory than there is, and so on.
+
+    Dictionaries, views and shared lists may say one long value for every row. MemoryError where a single row is too
+    large.
+    """
+    try:
+        made = make(batch)
+    except MemoryError:
+        if batch.num_rows <= 1:
+            raise
+        made = None
+    if made is not None:
+        yield made
+        return
+    middle = batch.num_rows // 2
+    yield from _in_memory(batch.slice(0, middle), make)
+    yield from _in_memory(batch.slice(middle), make)

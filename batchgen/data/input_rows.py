@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -30,6 +30,16 @@ class RowFailure(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
         self.error = RowError(code, message)
+
+
+class UnfoldsTooFar(MemoryError):
+    """What a file holds takes more memory than this process may use; the message names the file and its rows."""
+
+    def __init__(self, path: str | Path, where: str) -> None:
+        super().__init__(
+            f"{path}: {where}: takes more memory than a process that reads rows may use; write it again in smaller "
+            "pieces, or leave the file out"
+        )
 
 
 class InputFile(NamedTuple):
@@ -180,8 +190,11 @@ class InputScan:
 class RowCursor(Protocol):
     """An open file; cheap to read forward, reopened where a range lies behind."""
 
-    def rows(self, start: int, stop: int) -> Iterator[InputRow]:
-        """The rows of a half-open range in order, with the columns that the cursor was opened for."""
+    def rows(self, start: int, stop: int, names: Collection[str]) -> Iterator[InputRow]:
+        """The rows of a half-open range in order, with these columns; the cursor was opened for them.
+
+        Where a file has its text column by column, it is looked at in every column that the cursor was opened for.
+        """
 
     def tables(self, start: int, stop: int) -> Iterator[pa.Table]:
         """The same rows as Arrow data of the cursor's schema, a piece at a time; rows with an error are nulls."""

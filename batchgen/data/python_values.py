@@ -24,7 +24,19 @@ def without_rows(array: pa.Array[Any], rows: Collection[int]) -> pa.Array[Any]:
     """The array with null in these rows."""
     if not rows:
         return array
-    return array.take(pa.array([None if index in rows else index for index in range(len(array))], pa.int64()))
+    try:
+        return array.take(pa.array([None if index in rows else index for index in range(len(array))], pa.int64()))
+    except pa.ArrowNotImplementedError:  # Lists of views, for one.
+        null: pa.Array[Any] = pa.nulls(1, array.type)
+        return pa.concat_arrays([null if index in rows else array.slice(index, 1) for index in range(len(array))])
+
+
+def value_bytes(array: pa.Array[Any]) -> int:
+    """Bytes of the values alone: what a dictionary or a buffer of views holds beside them is not counted."""
+    plain = _plain_type(array.type)
+    if plain.equals(array.type):
+        return array.nbytes
+    return _storage(array).cast(plain, safe=False).nbytes
 
 
 def invalid_text_rows(array: pa.Array[Any]) -> list[int]:
@@ -65,6 +77,10 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.time64("us")
     if isinstance(kind, pa.DictionaryType):
         return _plain_type(kind.value_type)
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    if pa.types.is_binary_view(kind):
+        return pa.large_binary()
     if isinstance(kind, pa.StructType):
         return pa.struct([field.with_type(_plain_type(field.type)) for field in kind])
     if isinstance(kind, pa.ListType):

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchgen.config import InputConfig
-from batchgen.data.arrow_types import concrete, fits, unify
+from batchgen.data.arrow_types import concrete, fits, holds_text, unify
 from batchgen.data.formats.registry import FORMATS
 from batchgen.data.input_rows import (
     InputFile,
@@ -43,25 +43,62 @@ _TABLE_ROWS = 1024
 _TABLE_BYTES = 64 * 2**20
 
 
-Choose = Callable[[InputScan, InputConfig], Iterable[Iterable[int]]]
-"""The rows of each file that `input.where` keeps, in order."""
+class Decoding(Protocol):
+    """Where the plan pass decodes files and evaluates expressions, and within which limits."""
+
+    def scan(self, file: InputFile, max_row_bytes: int) -> ScannedFile:
+        """The plan pass over one file."""
+        ...
+
+    def chosen(self, scan: InputScan, config: InputConfig) -> Iterable[Iterable[int]]:
+        """The rows of each file that `input.where` keeps, in order."""
+        ...
+
+    def values(self, scan: InputScan, config: InputConfig, column: str) -> Iterable[InputRow]:
+        """All rows, with one column."""
+        ...
+
+
+class DecodingHere:
+    """In this process, without limits."""
+
+    def scan(self, file: InputFile, max_row_bytes: int) -> ScannedFile:
+        """The plan pass over one file."""
+        return FORMATS[file.format].scan(file, max_row_bytes)
+
+    def chosen(self, scan: InputScan, config: InputConfig) -> Iterator[list[int]]:
+        """The rows of each file that `input.where` keeps, in order."""
+        assert config.where is not None
+        chosen = RowFilter(config.where, scan.source_schema.names)
+        with closing(PromptReader(scan, config, chosen.names)) as reader:
+            for rows, file in zip(scan.ranges, scan.files, strict=True):
+                yield [row.row for row in reader.read(rows) if chosen.keeps(row, file.path)]
+
+    def values(self, scan: InputScan, config: InputConfig, column: str) -> Iterator[InputRow]:
+        """All rows, with one column."""
+        with closing(PromptReader(scan, config, [column])) as reader:
+            for rows in scan.ranges:
+                yield from reader.read(rows)
 
 
 def scan_inputs(
-    files: Sequence[InputFile], config: InputConfig, known: InputScan | None = None, *, choose: Choose | None = None
+    files: Sequence[InputFile],
+    config: InputConfig,
+    known: InputScan | None = None,
+    *,
+    decoding: Decoding = DecodingHere(),  # noqa: B008 (it has no state)
 ) -> InputScan:
     """The plan pass: rows, hashes, offsets and column types of all files, and which rows are answered.
 
-    `choose` evaluates `input.where`, by default in this process and without limits. Files that `known`, an earlier
-    scan, saw with the same size, mtime and inode are not read again. Raises InputError for a file that is wrong as a
-    whole, for a column in `input.columns` or `input.schema` that no file has, and, with `input.on_error: fail`, for the
-    first row that cannot be read.
+    Files that `known`, an earlier scan, saw with the same size, mtime and inode are not read again. Raises InputError
+    for a file that is wrong as a whole, for a column in `input.columns` or `input.schema` that no file has, and, with
+    `input.on_error: fail`, for the first row that cannot be read.
     """
     selection = selection_of(config)
     if known is not None and not _is_reusable(known, files, selection):
         known = None
     earlier = {file.path: file for file in known.files} if known else {}
-    scanned = tuple(_scan_file(file, earlier.get(str(file.path)), config.max_row_bytes) for file in files)
+    scanned = tuple(_scan_file(file, earlier.get(str(file.path)), config.max_row_bytes, decoding) for file in files)
     if config.on_error == "fail":
         _refuse_bad_rows(scanned)
     source_schema = _source_schema(scanned, config)
@@ -69,20 +106,18 @@ def scan_inputs(
     scan = InputScan(scanned, source_schema, schema, left_out, selection)
     if selection is not None and known is None:
         answered = [file.rows() for file in scan.files]
-        scan = select(scan, config, answered if config.where is None else (choose or _chosen_here)(scan, config))
+        scan = select(scan, config, answered if config.where is None else decoding.chosen(scan, config))
     if config.unique_ids and scanned != (known.files if known else None):
-        refuse_repeated_ids(str(config.id_column), partial(_row_ids, scan, config))
+        refuse_repeated_ids(str(config.id_column), partial(_row_ids, scan, config, decoding))
     return scan
 
 
-def _row_ids(scan: InputScan, config: InputConfig) -> Iterator[RowId]:
+def _row_ids(scan: InputScan, config: InputConfig, decoding: Decoding) -> Iterator[RowId]:
     """The ids of all rows that can be read."""
     column = str(config.id_column)
-    with closing(PromptReader(scan, config, [column])) as reader:
-        for rows, file in zip(scan.ranges, scan.files, strict=True):
-            for row in reader.read(rows):
-                if row.error is None:
-                    yield RowId(file.path, row.row, row.values[column])
+    for row in decoding.values(scan, config, column):
+        if row.error is None:
+            yield RowId(scan.files[row.source].path, row.row, row.values[column])
 
 
 def _is_reusable(known: InputScan, files: Sequence[InputFile], selection: str | None) -> bool:
@@ -95,19 +130,11 @@ def _is_reusable(known: InputScan, files: Sequence[InputFile], selection: str | 
     return same and all(file.is_current() for file in known.files)
 
 
-def _chosen_here(scan: InputScan, config: InputConfig) -> Iterator[list[int]]:
-    assert config.where is not None
-    chosen = RowFilter(config.where, scan.source_schema.names)
-    with closing(PromptReader(scan, config, chosen.names)) as reader:
-        for rows, file in zip(scan.ranges, scan.files, strict=True):
-            yield [row.row for row in reader.read(rows) if chosen.keeps(row, file.path)]
-
-
-def _scan_file(file: InputFile, earlier: ScannedFile | None, max_row_bytes: int) -> ScannedFile:
+def _scan_file(file: InputFile, earlier: ScannedFile | None, max_row_bytes: int, decoding: Decoding) -> ScannedFile:
     if earlier and earlier.format == file.format and earlier.is_current():
         return ScannedFile.from_json({**earlier.to_json(), "source": file.source, "name": file.name})
     try:
-        return FORMATS[file.format].scan(file, max_row_bytes)
+        return decoding.scan(file, max_row_bytes)
     except OSError as error:
         raise InputError(f"{file.path}: cannot be read: {error.strerror or error}") from error
 
@@ -165,8 +192,19 @@ def _is_writable(field: pa.Field[Any]) -> bool:
 class PromptReader:
     """Reads ranges of a scanned input. Ranges in rising order are read in one pass over each file."""
 
-    def __init__(self, scan: InputScan, config: InputConfig, columns: Collection[str] | None = None) -> None:
-        """`columns` are those that the prompt needs; None: all."""
+    def __init__(
+        self,
+        scan: InputScan,
+        config: InputConfig,
+        columns: Collection[str] | None = None,
+        *,
+        check_carried: bool = False,
+    ) -> None:
+        """`columns` are those that the prompt needs; None: all.
+
+        `check_carried`: a row is an error also where text of a column that is carried through is not UTF-8, since that
+        column could not hold it as it is.
+        """
         self._scan = scan
         self._max_row_bytes = config.max_row_bytes
         names = scan.source_schema.names
@@ -174,14 +212,16 @@ class PromptReader:
             [scan.source_schema.field(name) for name in names if columns is None or name in columns]
         )
         self._declared = [scan.source_schema.field(name) for name in config.schema_ or {}]
+        self._checked = [field for field in scan.schema if check_carried and holds_text(field.type)]
         self._cursors: dict[bool, tuple[int, RowCursor]] = {}
 
     def read(self, rows: RowRange) -> Iterator[InputRow]:
         """The rows of a range in order; a row that cannot be read has its `error` set. Skipped rows are left out."""
-        fields = {field.name: field for field in (*self._needed, *self._declared)}
+        names = list(dict.fromkeys((*self._needed.names, *(field.name for field in self._declared))))
+        fields = {field.name: field for field in (*self._needed, *self._declared, *self._checked)}
         cursor = self._cursor(rows.source, pa.schema(list(fields.values())), carried=False)
         for run in self._scan.files[rows.source].runs(rows.start, rows.stop):
-            for row in cursor.rows(*run):
+            for row in cursor.rows(*run, names):
                 row.error = row.error or self._misfit(row)
                 row.values = {} if row.error else {name: row.values[name] for name in self._needed.names}
                 yield row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -18,6 +18,8 @@ from batchgen.errors import InputError
 
 _NUM_BAD_ROWS_KEPT = 5
 _TABLE_ROWS = 1024
+_TABLE_BYTES = 64 * 2**20
+"""Of the file, decompressed; a table goes over it by two rows at most."""
 
 Content = TypeVar("Content")
 
@@ -146,13 +148,13 @@ class TextCursor(Generic[Content]):
     ) -> None:
         self._file = file
         self._schema = schema
-        self._names = schema.names
-        self._records = open_records(LineReader(Path(file.path), file.compression, max_row_bytes))
+        self._lines = LineReader(Path(file.path), file.compression, max_row_bytes)
+        self._records = open_records(self._lines)
         self._at: int | None = None
         """The row that would be read next; None where nothing was read yet."""
 
-    def rows(self, start: int, stop: int) -> Iterator[InputRow]:
-        """The rows of a half-open range, in order."""
+    def rows(self, start: int, stop: int, names: Collection[str]) -> Iterator[InputRow]:
+        """The rows of a half-open range, in order, with these columns."""
         stop = min(stop, self._file.num_rows)
         if start >= stop:
             return
@@ -160,7 +162,7 @@ class TextCursor(Generic[Content]):
         for record in self._records:
             self._at = record.number + 1
             if record.number >= start:
-                row = self._row(record)
+                row = self._row(record, names)
                 if row is not None:
                     yield row
             if self._at >= stop:
@@ -173,22 +175,32 @@ class TextCursor(Generic[Content]):
             self._at = index * OFFSET_EVERY
             self._records.jump(self._file.offsets[index], self._at)
 
-    def _row(self, record: Record[Content]) -> InputRow | None:
+    def _row(self, record: Record[Content], names: Collection[str]) -> InputRow | None:
         try:
             values = self._records.parse(record.content)
         except RowFailure as failure:
             return InputRow(self._file.source, record.number, {}, failure.error)
         if values is None:
             return None
-        return InputRow(self._file.source, record.number, {name: values.get(name) for name in self._names})
+        return InputRow(self._file.source, record.number, {name: values.get(name) for name in names})
 
     def tables(self, start: int, stop: int) -> Iterator[pa.Table]:
         """The same rows as Arrow data, at most 1024 at a time; a row with an error is all null."""
-        for first in range(start, min(stop, self._file.num_rows), _TABLE_ROWS):
-            rows = list(self.rows(first, min(first + _TABLE_ROWS, stop)))
-            arrays = [to_array([row.values.get(field.name) for row in rows], field) for field in self._schema]
-            if arrays:
-                yield pa.Table.from_arrays(arrays, schema=self._schema)
+        held: list[InputRow] = []
+        begun: int | None = None
+        for row in self.rows(start, stop, self._schema.names):
+            held.append(row)
+            begun = self._lines.offset if begun is None else begun
+            # A few bytes of an archive may be many long rows.
+            if len(held) == _TABLE_ROWS or self._lines.offset - begun >= _TABLE_BYTES:
+                yield self._table(held)
+                held, begun = [], self._lines.offset
+        if held:
+            yield self._table(held)
+
+    def _table(self, rows: list[InputRow]) -> pa.Table:
+        arrays = [to_array([row.values.get(field.name) for row in rows], field) for field in self._schema]
+        return pa.Table.from_arrays(arrays, schema=self._schema)
 
     def close(self) -> None:
         """Close the file."""

@@ -1,4 +1,4 @@
-"""A child process that runs untrusted templates: it can be killed at any moment, and dies with its parent.
+"""A child process for untrusted templates and files: it can be killed at any moment, and dies with its parent.
 
 It is started as a new interpreter, never forked, and without importing the caller's main module. Kernel timers on its
 processor time end it when a template does not come back, so neither a busy nor a suspended machine looks like one.
@@ -15,27 +15,23 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from multiprocessing.connection import Connection, Pipe
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from batchgen.config import InputConfig
-from batchgen.data.input_rows import InputScan
-from batchgen.errors import BatchgenError, InputError
-from batchgen.pipeline.choosing import ChooserSpec, RowChooser, chunks
+from batchgen.errors import BatchgenError
 from batchgen.pipeline.confinement import arm, child_code, limit_memory
 from batchgen.pipeline.machine_errors import machine_errors
-from batchgen.pipeline.preparer import EncodedRow, Preparer
-from batchgen.pipeline.prompts import PreparerSpec
+from batchgen.pipeline.ports import EncodedRow
 from batchgen.records import RowRange
 
 MEMORY_BYTES = 2 * 2**30
 """Memory that templates and rows may take beyond what a child holds at its start."""
 
 _POLL_SECONDS = 0.1
-_CHOSEN_ROWS = 4096
-"""Physical rows of one request to choose from."""
 _SILENT_SECONDS = 600.0
-_MAIN = child_code("batchgen.pipeline.child")
+PREPARER = "batchgen.pipeline.preparer"
+"""Module of the worker that makes prompts."""
 
 
 class Limits(NamedTuple):
@@ -44,7 +40,7 @@ class Limits(NamedTuple):
     start_seconds: float = 60.0
     """To load the tokenizer, and to compile and probe the templates."""
     step_seconds: float = 10.0
-    """To render the rows of one request, and to encode each part of them."""
+    """To render the rows of one request, and to encode each part of them; 0: without a limit."""
     memory_bytes: int = MEMORY_BYTES
 
 
@@ -60,6 +56,12 @@ class ChildClosed(Exception):
     """The parent does not want the answer any more."""
 
 
+class _Sign(Enum):
+    """What a child sends while it works on an answer."""
+
+    ALIVE = 0
+
+
 @dataclass(frozen=True)
 class _Failure:
     """What a child sends instead of an answer."""
@@ -67,25 +69,32 @@ class _Failure:
     error: BatchgenError
 
 
-class TemplateChild:
-    """A running child. It lives no longer than the thread that made it, and than `close`."""
+class BoundedChild:
+    """A running child of bounded memory and time. It lives no longer than the thread that made it, and than `close`."""
 
-    def __init__(self, spec: PreparerSpec | ChooserSpec, limits: Limits, is_closing: Callable[[], bool]) -> None:
-        """Start, and wait until it is ready; raises the JobError that it found, or ChildDied."""
+    def __init__(
+        self, spec: Any, limits: Limits, is_closing: Callable[[], bool] = lambda: False, worker: str = PREPARER
+    ) -> None:
+        """Start, and wait until it is ready; raises the JobError that it found, or ChildDied.
+
+        `worker` is the module whose `main` serves with what it makes of `spec`.
+        """
         self._is_closing = is_closing
         self._connection, far_end = Pipe()
         with far_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _MAIN, str(far_end.fileno()), str(os.getpid())],
+                [sys.executable, "-P", "-c", child_code(worker), str(far_end.fileno()), str(os.getpid())],
                 pass_fds=[far_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                # What this one frees it gives back at once, and so has its whole limit for what comes next.
+                env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"},
                 # Not in the terminal's foreground: Ctrl-C is the parent's to handle.
                 process_group=0,
             )
         try:
-            self._request((spec, limits))
+            self.ask((spec, limits))
         except BaseException:
             self.close()
             raise
@@ -97,18 +106,14 @@ class TemplateChild:
 
     def prepare(self, rows: RowRange) -> list[EncodedRow]:
         """Have a range of rows prepared; raises what the child raised, ChildDied or ChildClosed."""
-        answer: list[EncodedRow] = self._request(rows)
+        answer: list[EncodedRow] = self.ask(rows)
         return answer
 
-    def choose(self, rows: RowRange) -> list[int]:
-        """Have the rows of a range chosen; raises like `prepare`."""
-        answer: list[int] = self._request(rows)
-        return answer
-
-    def _request(self, message: Any) -> Any:
+    def ask(self, request: Any) -> Any:
+        """What the child's worker answers to a request; raises like `prepare`."""
         try:
-            self._connection.send(message)
-            while (answer := self._receive()) is None:
+            self._connection.send(request)
+            while (answer := self._receive()) is _Sign.ALIVE:
                 pass
         except (EOFError, OSError) as error:
             raise ChildDied(self._reap()) from error
@@ -137,37 +142,23 @@ class TemplateChild:
         self._process.wait()
 
 
-def choose_rows_in_child(scan: InputScan, config: InputConfig, limits: Limits = Limits()) -> Iterator[list[int]]:  # noqa: B008
-    """The rows of each file that `input.where` keeps; InputError where it is wrong, or does not come back."""
-    try:
-        with machine_errors():
-            child = TemplateChild(ChooserSpec(scan.to_json(), config), limits, lambda: False)
-    except ChildDied as death:
-        raise InputError("input.where: compiling it takes too long or too much memory; simplify it") from death
-    with contextlib.closing(child):
-        for file in scan.files:
-            kept: list[int] = []
-            for rows in chunks(file, _CHOSEN_ROWS):
-                try:
-                    kept += child.choose(rows)
-                except ChildDied as death:
-                    what = f"more than {limits.step_seconds:g} s" if death.out_of_time else "too much memory"
-                    raise InputError(
-                        f"{file.path}: rows {rows.start} to {rows.stop - 1}: input.where takes {what}; simplify it"
-                    ) from death
-            yield kept
+class Worker(Protocol):
+    """What a child does."""
+
+    def answer(self, request: Any, alive: Callable[[], None]) -> Any:
+        """The answer to a request; `alive` is called each time a part of the work is done."""
 
 
-def main() -> None:
-    """What the child runs: answer requests until the parent closes the connection."""
+def serve(make_worker: Callable[[Any], Worker]) -> None:
+    """What a child runs: make a worker from its spec, and answer requests until the parent closes the connection."""
     connection = Connection(int(sys.argv[1]))
     with contextlib.suppress(EOFError, OSError):
-        _serve(connection)
+        _serve(connection, make_worker)
 
 
-def _serve(connection: Connection[Any, Any]) -> None:
+def _serve(connection: Connection[Any, Any], make_worker: Callable[[Any], Worker]) -> None:
     spec, limits = connection.recv()
-    worker: Preparer | RowChooser | None = None
+    worker: Worker | None = None
     while True:
         try:
             if worker is None:
@@ -175,7 +166,7 @@ def _serve(connection: Connection[Any, Any]) -> None:
                 limit_memory(limits.memory_bytes)
                 arm(limits.start_seconds)
                 with machine_errors():
-                    worker = RowChooser(spec) if isinstance(spec, ChooserSpec) else Preparer(spec)
+                    worker = make_worker(spec)
                 arm(0)
                 connection.send(True)
             else:
@@ -191,13 +182,22 @@ def _serve(connection: Connection[Any, Any]) -> None:
             connection.send(_Failure(BatchgenError(f"preparing prompts failed:\n{traceback.format_exc()}")))
 
 
-def _answer(
-    worker: Preparer | RowChooser, rows: RowRange, limits: Limits, connection: Connection[Any, Any]
-) -> list[EncodedRow] | list[int]:
+def _answer(worker: Worker, request: Any, limits: Limits, connection: Connection[Any, Any]) -> Any:
     def alive() -> None:
         arm(limits.step_seconds)
-        connection.send(None)
+        connection.send(_Sign.ALIVE)
 
-    answer = worker.answer(rows, alive)
+    answer = worker.answer(request, alive)
     arm(0)
     return answer
+
+
+def pieces(rows: RowRange, size: int) -> Iterator[RowRange]:
+    """A range in pieces of at most `size` physical rows."""
+    for start in range(rows.start, rows.stop, size):
+        yield rows._replace(start=start, stop=min(start + size, rows.stop))
+
+
+def is_one(rows: RowRange) -> bool:
+    """Whether a range has but one row."""
+    return rows.stop - rows.start == 1

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from batchgen.config import InputConfig
-from batchgen.data.input_rows import InputScan, ScannedFile
+from batchgen.data.input_rows import InputScan
 from batchgen.data.reader import PromptReader
 from batchgen.data.selection import RowFilter
-from batchgen.pipeline.machine_errors import machine_errors
+from batchgen.errors import InputError
+from batchgen.pipeline.child import BoundedChild, ChildDied, Limits, pieces, serve
+from batchgen.pipeline.machine_errors import machine_errors, unfolding_named
 from batchgen.records import RowRange
 
 _ROWS_BETWEEN_SIGNS = 64
+_CHOSEN_ROWS = 4096
+"""Physical rows of one request to choose from."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class RowChooser:
         """The rows of a range that are kept; `alive` is called each time a part of the work is done."""
         path = self._files[rows.source].path
         kept = []
-        with machine_errors():
+        with machine_errors(), unfolding_named():
             for index, row in enumerate(self._reader.read(rows)):
                 if index % _ROWS_BETWEEN_SIGNS == 0:
                     alive()
@@ -49,7 +54,27 @@ class RowChooser:
         return kept
 
 
-def chunks(file: ScannedFile, size: int) -> Iterator[RowRange]:
-    """A file in ranges of at most `size` physical rows."""
-    for start in range(0, file.num_rows, size):
-        yield RowRange(file.source, start, min(start + size, file.num_rows))
+def main() -> None:
+    """What the child runs."""
+    serve(RowChooser)
+
+
+def choose_rows_in_child(scan: InputScan, config: InputConfig, limits: Limits = Limits()) -> Iterator[list[int]]:  # noqa: B008
+    """The rows of each file that `input.where` keeps; InputError where it is wrong, or does not come back."""
+    try:
+        with machine_errors():
+            child = BoundedChild(ChooserSpec(scan.to_json(), config), limits, worker="batchgen.pipeline.choosing")
+    except ChildDied as death:
+        raise InputError("input.where: compiling it takes too long or too much memory; simplify it") from death
+    with contextlib.closing(child):
+        for file, whole in zip(scan.files, scan.ranges, strict=True):
+            kept: list[int] = []
+            for rows in pieces(whole, _CHOSEN_ROWS):
+                try:
+                    kept += child.ask(rows)
+                except ChildDied as death:
+                    what = f"more than {limits.step_seconds:g} s" if death.out_of_time else "too much memory"
+                    raise InputError(
+                        f"{file.path}: rows {rows.start} to {rows.stop - 1}: input.where takes {what}; simplify it"
+                    ) from death
+            yield kept

@@ -14,11 +14,11 @@ from typing import Any, Literal, NamedTuple
 from batchgen.data.chat_messages import ChatMessage
 from batchgen.data.chat_template import ChatTemplate
 from batchgen.data.input_rows import InputRow, InputScan
-from batchgen.data.reader import PromptReader
 from batchgen.data.row_template import RowTemplate
 from batchgen.data.sandbox import row_environment
 from batchgen.data.template import PromptTemplate
 from batchgen.errors import JobError
+from batchgen.pipeline.bounded_reader import BoundedReader
 from batchgen.pipeline.openai_answers import answer_lines
 from batchgen.pipeline.output_rows import Row, committed_files, key_of, rows
 from batchgen.pipeline.stored import StoredOutput
@@ -111,7 +111,7 @@ class _Messages:
 def _with_inputs(stored: StoredOutput, columns: frozenset[str]) -> Iterator[tuple[Row, InputRow]]:
     """Each row of the output beside the row of the input that it came from."""
     scan = InputScan.from_json(stored.plan.scan)
-    with closing(PromptReader(scan, stored.job.input, columns)) as reader:
+    with closing(BoundedReader(scan, stored.job.input, columns)) as reader:
         for number, shard in committed_files(stored).items():
             source = (row for each in shard.summary.ranges for row in reader.read(each))
             current: InputRow | None = None

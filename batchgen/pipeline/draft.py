@@ -12,6 +12,7 @@ import pyarrow as pa
 from batchgen.config import InputConfig
 from batchgen.data.inputs import find_inputs
 from batchgen.data.reader import scan_inputs
+from batchgen.pipeline.bounded_reader import DecodingInChildren
 
 _CHATS = ("messages", "conversation", "conversations", "chat")
 _PROMPTS = ("prompt", "instruction", "question", "query", "input", "text", "content", "topic", "title")
@@ -27,7 +28,7 @@ def draft_job(inputs: Sequence[Path], model: str, job: Path) -> str:
     paths = [_relative(path, base) for path in inputs]
     config = InputConfig(path=paths if len(paths) > 1 else paths[0])
     found = find_inputs(config, base)
-    scan = scan_inputs(found.files[:1], config)
+    scan = scan_inputs(found.files[:1], config, decoding=DecodingInChildren())
     schema = scan.source_schema
     num_rows = sum(file.num_rows for file in scan.files)
     of = f"{found.files[0].name}: {num_rows:,} rows" + (f"; {len(found.files):,} files" if len(found.files) > 1 else "")

@@ -12,10 +12,9 @@ from pathlib import Path
 from batchgen.config import JobConfig
 from batchgen.data.input_rows import InputRow, InputScan
 from batchgen.errors import BatchgenError, InputError, JobError
-from batchgen.pipeline.child import ChildClosed, ChildDied, Limits, TemplateChild
+from batchgen.pipeline.child import BoundedChild, ChildClosed, ChildDied, Limits
 from batchgen.pipeline.machine_errors import machine_errors
-from batchgen.pipeline.ports import PreparedRow
-from batchgen.pipeline.preparer import EncodedRow
+from batchgen.pipeline.ports import EncodedRow, PreparedRow
 from batchgen.pipeline.prompts import PreparerSpec
 from batchgen.records import RowError, RowRange
 
@@ -73,7 +72,7 @@ class PromptFeeder:
         self._closing = threading.Event()
         self._started = threading.Event()
         self._failure_at_start: BatchgenError | None = None
-        self._child: TemplateChild | None = None
+        self._child: BoundedChild | None = None
         # The child dies with the thread that starts it, so one thread does both, to its end.
         self._thread = threading.Thread(target=self._run, name="prompt-feeder", daemon=True)
         self._thread.start()
@@ -154,11 +153,11 @@ class PromptFeeder:
             return
         raise ChildClosed
 
-    def _start(self) -> TemplateChild:
+    def _start(self) -> BoundedChild:
         for _ in range(_ATTEMPTS):
             try:
                 with machine_errors():
-                    return TemplateChild(self._spec, self._limits, self._closing.is_set)
+                    return BoundedChild(self._spec, self._limits, self._closing.is_set)
             except OSError as error:
                 raise BatchgenError(f"the process that renders prompts cannot be started: {error}") from error
             except ChildDied as death:

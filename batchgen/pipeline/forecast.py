@@ -19,8 +19,8 @@ from batchgen.data.inputs import find_inputs
 from batchgen.data.layout import OutputPaths
 from batchgen.data.reader import scan_inputs
 from batchgen.pipeline.assembly import counts
+from batchgen.pipeline.bounded_reader import DecodingInChildren
 from batchgen.pipeline.calibration import Calibration, calibrate, calibration_key, keep_calibration, load_calibration
-from batchgen.pipeline.child import choose_rows_in_child
 from batchgen.pipeline.feeder import PromptFeeder, preparer_spec
 from batchgen.pipeline.machine_class import MachineClass, this_class
 from batchgen.pipeline.plan import RowIndex, limited
@@ -102,7 +102,7 @@ def forecast(
     services = services or default_services()
     say("reading inputs")
     found = find_inputs(job.input, job.base_dir)
-    scan = scan_inputs(found.files, job.input, choose=choose_rows_in_child)
+    scan = scan_inputs(found.files, job.input, decoding=DecodingInChildren())
     index = RowIndex(scan.files)
     ranges = limited(scan.ranges, job.input.limit, index)
     num_rows = sum(index.count(rows) for rows in ranges)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from batchgen.data.files import remedy
-from batchgen.errors import JobError, OutputUnavailable
+from batchgen.data.input_rows import UnfoldsTooFar
+from batchgen.errors import InputError, JobError, OutputUnavailable
 
 _MACHINE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE})
 """Too many open files, no space, a device that fails: running again may do better, another job file would not."""
@@ -24,6 +25,15 @@ def machine_errors() -> Iterator[None]:
             raise
         what = str(error) if isinstance(error, JobError) else _described(cause)
         raise OutputUnavailable(f"{what}; {remedy(cause.errno)}") from error
+
+
+@contextmanager
+def unfolding_named() -> Iterator[None]:
+    """Raise InputError where a file takes more memory than this process may use."""
+    try:
+        yield
+    except UnfoldsTooFar as error:
+        raise InputError(str(error)) from error
 
 
 def _described(error: OSError) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,20 @@ class PreparedRow(NamedTuple):
     error: RowError | None
     format_name: str | None = None
     """Which of `sampling.response_format.of` it has, where rows select."""
+    is_thinking: bool = False
+    """Whether the prompt ends where the model is to go on thinking."""
+    parameters: dict[str, Any] | None = None
+    """Sampling parameters that the row itself asks for, under our names."""
+
+
+class EncodedRow(NamedTuple):
+    """A prepared row as it travels back: ids in four bytes each, no values."""
+
+    source: int
+    row: int
+    token_ids: array[int] | None
+    error: RowError | None
+    format_name: str | None = None
     is_thinking: bool = False
     """Whether the prompt ends where the model is to go on thinking."""
     parameters: dict[str, Any] | None = None

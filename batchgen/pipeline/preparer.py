@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from batchgen.data.input_rows import InputRow, InputScan, RowFailure
@@ -11,24 +12,12 @@ from batchgen.data.reader import PromptReader
 from batchgen.data.reasoning import opens_reasoning
 from batchgen.data.requests import parameters_of, request_of
 from batchgen.data.row_format import RowFormat
-from batchgen.pipeline.machine_errors import machine_errors
+from batchgen.pipeline.child import is_one, serve
+from batchgen.pipeline.machine_errors import machine_errors, unfolding_named
+from batchgen.pipeline.ports import EncodedRow
 from batchgen.pipeline.prompts import PreparerSpec, make_prompts
 from batchgen.records import RowError, RowRange
 from batchgen.tokenizer import RenderedPrompt, Tokenizer
-
-
-class EncodedRow(NamedTuple):
-    """A prepared row as it travels back: ids in four bytes each, no values."""
-
-    source: int
-    row: int
-    token_ids: array[int] | None
-    error: RowError | None
-    format_name: str | None = None
-    is_thinking: bool = False
-    """Whether the prompt ends where the model is to go on thinking."""
-    parameters: dict[str, Any] | None = None
-    """Sampling parameters that the row itself asks for, under our names."""
 
 
 class Preparer:
@@ -50,7 +39,7 @@ class Preparer:
         if form is not None and form.by is not None and form.of is not None:
             self._format = RowFormat(form.by, form.of, spec.started)
             columns |= self._format.columns(names)
-        self._reader = PromptReader(scan, spec.input, columns)
+        self._reader = PromptReader(scan, spec.input, columns, check_carried=True)
 
     def read(self, rows: RowRange) -> list[InputRow]:
         """The rows of a range."""
@@ -62,7 +51,8 @@ class Preparer:
 
     def answer(self, rows: RowRange, alive: Callable[[], None]) -> list[EncodedRow]:
         """Read and prepare a range of rows."""
-        with machine_errors():
+        # Rows that are too much together end this process, and the feeder asks for one at a time.
+        with machine_errors(), unfolding_named() if is_one(rows) else nullcontext():
             read = self.read(rows)
         alive()
         return self.prepare(read, alive)
@@ -97,6 +87,11 @@ class Preparer:
         fitting, error = self._fit(ids, max_tokens)
         is_thinking = isinstance(made.prompt, RenderedPrompt) and opens_reasoning(made.prompt.text)
         return EncodedRow(row.source, row.row, fitting, error, made.format_name, is_thinking, made.parameters)
+
+
+def main() -> None:
+    """What the child runs."""
+    serve(Preparer)
 
 
 class _Made(NamedTuple):

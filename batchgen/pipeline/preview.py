@@ -11,7 +11,7 @@ from batchgen.data.input_notes import input_notes
 from batchgen.data.inputs import find_inputs
 from batchgen.data.reader import scan_inputs
 from batchgen.data.schema import output_layout, typed_fields
-from batchgen.pipeline.child import choose_rows_in_child
+from batchgen.pipeline.bounded_reader import DecodingInChildren
 from batchgen.pipeline.feeder import PromptFeeder, preparer_spec
 from batchgen.pipeline.grammar_check import check_grammar
 from batchgen.pipeline.plan import RowIndex, limited
@@ -52,7 +52,7 @@ class Preview(NamedTuple):
 def preview_job(job: JobConfig, num_rows: int) -> Preview:
     """Plan the inputs and prepare the first rows; raises JobError for what is wrong with the job or with every row."""
     found = find_inputs(job.input, job.base_dir)
-    scan = scan_inputs(found.files, job.input, choose=choose_rows_in_child)
+    scan = scan_inputs(found.files, job.input, decoding=DecodingInChildren())
     layout = output_layout(scan.schema, job.output, job.sampling)
     directory = locate_model(job.model_source, job.model.revision, weights=False)
     if job.sampling.response_format is not None:

@@ -21,14 +21,14 @@ from batchgen.data.inputs import find_inputs
 from batchgen.data.journal import Journal
 from batchgen.data.ledger import Ledger, read_plan
 from batchgen.data.plan_record import PlanRecord, differences, fingerprint_of
-from batchgen.data.reader import PromptReader, scan_inputs
+from batchgen.data.reader import scan_inputs
 from batchgen.data.recovery import Inspect
 from batchgen.data.schema import OutputLayout, output_layout, output_schema
 from batchgen.data.verification import inspect_shard
 from batchgen.data.writer import ParquetShardWriter
 from batchgen.errors import FingerprintMismatch, OutputDamaged
 from batchgen.pipeline.assembly import ShardBuilder
-from batchgen.pipeline.child import choose_rows_in_child
+from batchgen.pipeline.bounded_reader import BoundedReader, DecodingInChildren
 from batchgen.pipeline.growth import reconcile
 from batchgen.pipeline.identity import identity_of, recorded_facts, resolved_of, warnings_of, without_inputs
 from batchgen.pipeline.plan import RowIndex, limited
@@ -176,7 +176,7 @@ class Session:
     def make_builder(self, stack: ExitStack) -> ShardBuilder:
         """A builder of shards that reads source columns from the inputs."""
         assert self.plan is not None
-        reader = stack.enter_context(closing(PromptReader(self.scan, self.job.input, columns=[])))
+        reader = stack.enter_context(closing(BoundedReader(self.scan, self.job.input, columns=[])))
         writer = ParquetShardWriter(self.services.files, self.schema)
         return ShardBuilder(
             self.ledger, writer, self.layout, self.plan.fingerprint, reader.read_columns, lambda: self.kv_tokens
@@ -213,7 +213,7 @@ def open_session(
     )
     plan = _stored_plan(ledger, options)
     known = None if plan is None else InputScan.from_json(plan.scan)
-    scan = scan_inputs(found.files, job.input, known, choose=choose_rows_in_child)
+    scan = scan_inputs(found.files, job.input, known, decoding=DecodingInChildren())
     watcher.messages(input_notes(found.passed_over, scan))
     layout = output_layout(scan.schema, job.output, job.sampling)
     model = services.find_model(job, {} if plan is None else plan.hashes)

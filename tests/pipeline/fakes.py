@@ -151,7 +151,7 @@ class FakeFeeder:
     """Tokenizes column `prompt` in place: one token per character, 0 for an exclamation mark."""
 
     def __init__(self, request: FeedRequest) -> None:
-        reader = PromptReader(request.scan, request.job.input, columns=["prompt"])
+        reader = PromptReader(request.scan, request.job.input, columns=["prompt"], check_carried=True)
         self._rows = deque(row for rows in request.ranges for row in reader.read(rows))
         reader.close()
 

@@ -6,7 +6,7 @@ import csv
 import datetime
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchgen.data.reader import DecodingHere, PromptReader
+from batchgen.pipeline import session
 from batchgen.pipeline.runner import run_job
 from tests.pipeline.fakes import FakeWorld, make_job
 
@@ -46,6 +48,15 @@ def tables(draw: st.DrawFn, types: list[tuple[pa.DataType, st.SearchStrategy[Any
         rest = st.lists(values | st.none() if nulls else values, min_size=num_rows - 1, max_size=num_rows - 1)
         columns[name] = pa.array([draw(values), *draw(rest)], kind)
     return pa.table(columns)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_this_process() -> Iterator[None]:
+    """Without a child for each example; what children change is the matter of test_bounded_reader.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "BoundedReader", PromptReader)
+        patch.setattr(session, "DecodingInChildren", DecodingHere)
+        yield
 
 
 def answered(name: str, write: Callable[[Path], None]) -> pa.Table:

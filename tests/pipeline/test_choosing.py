@@ -9,7 +9,9 @@ from batchgen.config import InputConfig
 from batchgen.data.inputs import list_inputs
 from batchgen.data.reader import scan_inputs
 from batchgen.errors import InputError
-from batchgen.pipeline.child import Limits, choose_rows_in_child
+from batchgen.pipeline.bounded_reader import DecodingInChildren
+from batchgen.pipeline.child import Limits
+from batchgen.pipeline.choosing import choose_rows_in_child
 from tests.data.reading import write_jsonl
 
 
@@ -26,7 +28,7 @@ def test_the_child_chooses_what_this_process_would(tmp_path: Path) -> None:
     assert chosen(tmp_path, "x % 70 == 0", rows) == [[0, 70, 140], [0]]
     config = InputConfig(path="*.jsonl", where="x % 70 == 0")
     here = scan_inputs(list_inputs(config, tmp_path), config)
-    assert scan_inputs(list_inputs(config, tmp_path), config, choose=choose_rows_in_child) == here
+    assert scan_inputs(list_inputs(config, tmp_path), config, decoding=DecodingInChildren()) == here
 
 
 def test_an_expression_that_does_not_come_back_ends_with_its_rows(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_a_killed_child_is_replaced_and_no_row_is_lost(tmp_path: Path, monkeypat
 def test_a_machine_that_kills_every_child_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeder_module, "_MAX_CRASHES", 2)
     monkeypatch.setattr(feeder_module, "_ATTEMPTS", 1)
-    monkeypatch.setattr(feeder_module.TemplateChild, "prepare", _kill_then(feeder_module.TemplateChild.prepare))
+    monkeypatch.setattr(feeder_module.BoundedChild, "prepare", _kill_then(feeder_module.BoundedChild.prepare))
     with feeding(tmp_path, [{"n": 1}] * 3, prompt={"column": "n"}) as feeder:
         with pytest.raises(BatchgenError, match="for 2 rows in a row; see to the machine"):
             drain(feeder)
@@ -113,14 +113,14 @@ def test_a_child_that_cannot_be_started_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_started: int
 ) -> None:
     """At the start, and in the place of one that was killed."""
-    left = [feeder_module.TemplateChild] * num_started
+    left = [feeder_module.BoundedChild] * num_started
 
     def start(*arguments: Any) -> Any:
         if not left:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return left.pop()(*arguments)
 
-    monkeypatch.setattr(feeder_module, "TemplateChild", start)
+    monkeypatch.setattr(feeder_module, "BoundedChild", start)
     monkeypatch.setattr(feeder_module, "BATCH_ROWS", 4)
     rows = [{"n": number} for number in range(60)]
 
@@ -137,7 +137,7 @@ def test_a_child_that_cannot_be_started_ends_the_run(
 def test_a_row_that_ends_its_child_is_an_error_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeder_module, "_ATTEMPTS", 1)
     monkeypatch.setattr(
-        feeder_module.TemplateChild, "prepare", _kill_then(feeder_module.TemplateChild.prepare, only_with=1)
+        feeder_module.BoundedChild, "prepare", _kill_then(feeder_module.BoundedChild.prepare, only_with=1)
     )
     with feeding(tmp_path, [{"n": "x"}] * 3, prompt={"column": "n"}) as feeder:
         prepared = drain(feeder)
@@ -244,6 +244,6 @@ def test_a_child_dies_with_its_parent_even_in_a_template(tmp_path: Path) -> None
 
 
 def test_the_child_imports_no_torch() -> None:
-    code = "import sys, batchgen.pipeline.child; print('torch' in sys.modules)"
+    code = "import sys, batchgen.pipeline.preparer; print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "False\n"

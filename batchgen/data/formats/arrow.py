@@ -13,7 +13,14 @@ import pyarrow as pa
 from batchgen.data.arrow_types import unify
 from batchgen.data.batch_cursor import BatchCursor, BatchesFrom
 from batchgen.data.file_identity import file_identity
-from batchgen.data.input_rows import InputFile, ScannedFile, refuse_names_twice, schema_from_json, schema_to_json
+from batchgen.data.input_rows import (
+    InputFile,
+    ScannedFile,
+    UnfoldsTooFar,
+    refuse_names_twice,
+    schema_from_json,
+    schema_to_json,
+)
 from batchgen.errors import InputError
 
 _FILE_MAGIC = b"ARROW1"
@@ -80,15 +87,19 @@ class _Reader:
 
     def batches(self, first: int) -> Iterator[pa.RecordBatch]:
         """Batches from the one with this index on; those of a stream that come before are passed over."""
+        index = 0 if self._file is None else first
         with _damage_named(self._path):
-            if self._file is not None:
-                for index in range(first, self._file.num_record_batches):
-                    yield self._file.get_batch(index)
+            if self._file is None:
+                self._source.seek(0)
+                stream = iter(pa.ipc.open_stream(self._source))
+        while self._file is None or index < self._file.num_record_batches:
+            with _damage_named(self._path, f"record batch {index}"):
+                batch = next(stream, None) if self._file is None else self._file.get_batch(index)
+            if batch is None:
                 return
-            self._source.seek(0)
-            for index, batch in enumerate(pa.ipc.open_stream(self._source)):
-                if index >= first:
-                    yield batch
+            if index >= first:
+                yield batch
+            index += 1
 
     def close(self) -> None:
         """Unmap the file."""
@@ -96,8 +107,10 @@ class _Reader:
 
 
 @contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
+def _damage_named(path: Path, where: str = "start") -> Iterator[None]:
     try:
         yield
+    except MemoryError as error:
+        raise UnfoldsTooFar(path, where) from error
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path}: is no Arrow IPC file or stream, or a cut or damaged one ({error})") from error

@@ -6,7 +6,7 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +15,14 @@ import pyarrow.parquet as pq
 from batchgen.data.arrow_types import unify
 from batchgen.data.batch_cursor import BatchCursor, BatchesFrom
 from batchgen.data.file_identity import file_identity
-from batchgen.data.input_rows import InputFile, ScannedFile, refuse_names_twice, schema_from_json, schema_to_json
+from batchgen.data.input_rows import (
+    InputFile,
+    ScannedFile,
+    UnfoldsTooFar,
+    refuse_names_twice,
+    schema_from_json,
+    schema_to_json,
+)
 from batchgen.errors import InputError
 
 _BATCH_ROWS = 1024
@@ -72,20 +79,14 @@ class _RowGroups:
         metadata = reader.metadata
         self._groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
         self._starts = list(accumulate((group.num_rows for group in self._groups), initial=0))
+        self._is_row_by_row = False
+        """Since a batch took more memory than there is. Sizes in the footer tell nothing of it: a page of a few bytes
+        may repeat one long value for every row."""
 
     def seek(self, row: int) -> BatchesFrom:
         """Batches from the start of the row's group."""
         first = self._group_of(row)
-        groups = self._groups[first:]
-        row_bytes = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=1)
-        batches = self._reader.iter_batches(
-            batch_size=max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes))),
-            row_groups=list(range(first, len(self._groups))),
-            # A name with dots may take a struct's fields along; the cursor picks columns by their exact name.
-            columns=self._names,
-            use_threads=False,
-        )
-        return BatchesFrom(self._starts[first], self._named(batches, self._starts[first]))
+        return BatchesFrom(self._starts[first], self._bounded(first))
 
     def is_near(self, at: int, row: int) -> bool:
         """Whether `row` is in the group of `at` or in the next one."""
@@ -94,7 +95,33 @@ class _RowGroups:
     def _group_of(self, row: int) -> int:
         return bisect_right(self._starts, row) - 1
 
-    def _named(self, batches: Iterator[pa.RecordBatch], row: int) -> Iterator[pa.RecordBatch]:
+    def _bounded(self, group: int) -> Iterator[pa.RecordBatch]:
+        """The batches from the start of a group; row by row where a batch takes more memory than there is."""
+        at = self._starts[group]
+        try:
+            for batch in self._batches(group):
+                yield batch
+                at += batch.num_rows
+            return
+        except UnfoldsTooFar:
+            if self._is_row_by_row:
+                raise
+        # Not in the handler: the error would hold what the first reader had decoded.
+        self._is_row_by_row = True
+        again = self._group_of(at)
+        yield from islice(self._batches(again), at - self._starts[again], None)
+
+    def _batches(self, group: int) -> Iterator[pa.RecordBatch]:
+        groups = self._groups[group:]
+        row_bytes = max((each.total_byte_size // max(1, each.num_rows) for each in groups), default=1)
+        batches = self._reader.iter_batches(
+            batch_size=1 if self._is_row_by_row else max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes))),
+            row_groups=list(range(group, len(self._groups))),
+            # A name with dots may take a struct's fields along; the cursor picks columns by their exact name.
+            columns=self._names,
+            use_threads=False,
+        )
+        row = self._starts[group]
         while True:
             with _damage_named(self._path, f"row {row}"):
                 batch = next(batches, None)
@@ -116,6 +143,8 @@ def _open(path: Path) -> pq.ParquetFile:
 def _damage_named(path: Path, where: str) -> Iterator[None]:
     try:
         yield
+    except MemoryError as error:
+        raise UnfoldsTooFar(path, where) from error
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path}: {where}: is no Parquet file, or a cut or damaged one ({error})") from error
 

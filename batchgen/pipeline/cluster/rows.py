@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from batchgen.data.journal import Journal
 from batchgen.data.layout import OutputPaths
-from batchgen.data.reader import PromptReader
 from batchgen.data.rows import FinishedRow, RowKey
 from batchgen.data.schema import output_layout, output_schema
 from batchgen.data.writer import ParquetShardWriter, WrittenShard
 from batchgen.pipeline.assembly import Assembly, ShardBuilder, WholeShard
+from batchgen.pipeline.bounded_reader import BoundedReader
 from batchgen.pipeline.cluster.messages import Counts, Task, WorkOrder
 from batchgen.pipeline.drive import Drive, DriveOptions, Tally
 from batchgen.pipeline.generation import REDONE_CODES
@@ -111,7 +111,7 @@ class RowMaker:
         header = {"fingerprint": order.fingerprint, "scope": order.scope}
         self._journal = Journal(services.files, paths.journal, f"{names.attempt}-{names.worker}", header, read=False)
         self._stack.enter_context(closing(self._journal))
-        reader = self._stack.enter_context(closing(PromptReader(order.scan, order.job.input, columns=[])))
+        reader = self._stack.enter_context(closing(BoundedReader(order.scan, order.job.input, columns=[])))
         layout = output_layout(order.source_schema, order.job.output, order.job.sampling)
         writer = ParquetShardWriter(services.files, output_schema(layout))
         self._builder = ShardBuilder(names, writer, layout, order.fingerprint, reader.read_columns, lambda: kv_tokens)
