@@ -1,8 +1,8 @@
 """Planner, dispatcher and ledger at the size of 1,000 workers and 100 million rows, without a model or a network.
 
 `python -m benchmarks.scale` prints JSON: seconds, bytes and peak memory of each part. The records are real files in a
-temporary directory (`--directory`), the workers are names. `--dask` adds dask itself: 25,000 shards that do nothing,
-on two real workers.
+temporary directory (`--directory`), the workers are names. `--dask 25000` adds dask itself: so many shards that do
+nothing, on two real workers, and signs of life as fast as they can be heard.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import pickle
+import queue
 import resource
 import sys
 import tempfile
@@ -18,16 +19,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from distributed import Client, as_completed, get_worker
+
 from batchgen.data.commits import CommitLog, ShardFile, read_log, replay
 from batchgen.data.files import OutputFiles
 from batchgen.data.input_rows import ScannedFile
 from batchgen.data.writer import ShardSummary
 from batchgen.pipeline.cluster.dispatch import Dispatcher
+from batchgen.pipeline.cluster.messages import Beat, from_wire, to_wire
+from batchgen.pipeline.cluster.placement import Placement
+from batchgen.pipeline.cluster.processes import SchedulerProcess, WorkerPool
 from batchgen.pipeline.plan import RowIndex, gaps, plan_shards
 from batchgen.records import RowRange, Shard
 
 FINGERPRINT = "0" * 64
 ATTEMPT = "20260101T000000-00000000"
+NUM_BEATS = 20_000
+"""Signs of life of 1,000 workers in 20 seconds."""
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -115,11 +123,6 @@ def ledger(shards: list[Shard], index: RowIndex, directory: Path, share: float) 
 
 def dask_shards(count: int) -> dict[str, Any]:
     """dask alone: tasks that do nothing, two in flight on each of two workers, as the runner hands them out."""
-    from distributed import Client, as_completed
-
-    from batchgen.pipeline.cluster.placement import Placement
-    from batchgen.pipeline.cluster.processes import SchedulerProcess, WorkerPool
-
     scheduler = SchedulerProcess()
     pool = WorkerPool(scheduler.address, [Placement([0], 0.5, {}), Placement([1], 0.5, {})], "scale-")
     client = Client(scheduler.address, set_as_default=False)
@@ -134,7 +137,7 @@ def dask_shards(count: int) -> dict[str, Any]:
                 address = addresses[number % 2]
                 return client.submit(int, number, key=f"shard-{number}", workers=[address], pure=False)
 
-            waiting = as_completed([submit(number) for number in range(4)])
+            waiting = as_completed([submit(number) for number in range(4)], loop=client.loop)
             following = iter(range(4, count))
             for future in waiting:
                 future.release()
@@ -143,16 +146,41 @@ def dask_shards(count: int) -> dict[str, Any]:
                     waiting.add(submit(number))
 
         seconds, _ = timed(run)
+        growth = _resident(status) - before
+        beat_seconds, _ = timed(lambda: _hear_beats(client, addresses, NUM_BEATS))
         return {
             "shards": count,
             "seconds": seconds,
             "milliseconds_per_shard": 1000 * seconds / count,
-            "scheduler_growth_bytes": _resident(status) - before,
+            "scheduler_growth_bytes": growth,
+            "beats_per_second": NUM_BEATS / beat_seconds,
         }
     finally:
         client.close()
         pool.close()
         scheduler.close()
+
+
+def _hear_beats(client: Client, addresses: list[str], count: int) -> None:
+    """Let workers give signs of life as fast as they can, and hear all of them."""
+    heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    client.subscribe_topic("beats", lambda event: heard.put(from_wire(event[1])))
+    futures = [
+        client.submit(_send_beats, count // len(addresses), workers=[address], pure=False) for address in addresses
+    ]
+    for _ in range(count):
+        heard.get(timeout=60)
+    for future in futures:
+        future.release()
+
+
+def _send_beats(count: int) -> None:
+    figures = {f"num_things_{at:02d}": 10**6 + at for at in range(24)}
+    tasks = [[task, 1000, 0, 10**5, 10**6] for task in range(2)]
+    beat = Beat("0123456789ab", "tls://10.0.0.1:40000", "ready", figures, tasks, None)
+    worker = get_worker()
+    for _ in range(count):
+        worker.log_event("beats", to_wire(beat))
 
 
 def _resident(status: Path) -> int:

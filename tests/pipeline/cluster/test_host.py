@@ -141,7 +141,7 @@ def test_a_disk_that_workers_fill_ends_the_run_and_a_freed_one_lets_it_go_on(
         filler = disk.path / "filler"
 
         def on_update(snapshot: Any) -> None:
-            if snapshot.num_running and not filler.exists():
+            if snapshot.workers and not filler.exists():
                 filler.write_bytes(bytes(shutil.disk_usage(disk.path).free))
 
         with pytest.raises(OutputUnavailable, match=r"/out/.*: No space left on device; free some space") as error:

@@ -74,7 +74,7 @@ def test_a_killed_client_and_a_killed_worker_cost_no_row(tmp_path: Path) -> None
         victims: list[int] = []
 
         def on_update(snapshot: Any) -> None:
-            if snapshot.num_running and not victims:
+            if snapshot.workers and not victims:
                 victims.append(cluster.workers[0])
                 kill(victims[0])
 
