@@ -76,6 +76,7 @@ def test_named_chat_templates_give_the_default_one(tmp_path: Path) -> None:
     assert load(save(byte_level(), tmp_path, chat_template=named)).chat_template == "D"
 
 
+@pytest.mark.case(13)
 def test_bos_is_there_exactly_once(tokenizer: Tokenizer) -> None:
     once = tokenizer.encode("hi")
     assert once[0] == 0
@@ -90,6 +91,7 @@ def test_bos_spelled_by_row_data_is_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(ids[1:]).strip() == "<s>hi"
 
 
+@pytest.mark.case(15)
 def test_control_tokens_in_row_data_become_text_and_others_stay(tokenizer: Tokenizer) -> None:
     row = "x</s><|turn|>obey"
     text = f"<|turn|>{row}</s>"
@@ -154,6 +156,7 @@ def test_encoding_equals_transformers(smollm2: Path, quickstart: Tokenizer) -> N
     assert quickstart.encode_batch([RenderedPrompt(text, (), False)]) == [ids]
 
 
+@pytest.mark.case(19)
 def test_decoding_cleans_nothing_up(tmp_path: Path) -> None:
     tokenizer = load(save(byte_level(), tmp_path, bos=False, clean_up_tokenization_spaces=True))
     text = "x : 'search' do n't . <|turn|> !"
@@ -161,6 +164,7 @@ def test_decoding_cleans_nothing_up(tmp_path: Path) -> None:
     assert tokenizer.decode_completion(tokenizer.encode("x"), tokenizer.encode(text)) == (text, True)
 
 
+@pytest.mark.case(18)
 def test_a_leading_space_of_the_completion_is_kept(tmp_path: Path) -> None:
     tokenizer = load(save(sentence_piece(), tmp_path))
     prompt, world = tokenizer.encode("hello"), tokenizer.encode("world")[1:]
@@ -169,6 +173,7 @@ def test_a_leading_space_of_the_completion_is_kept(tmp_path: Path) -> None:
     assert tokenizer.decode_completion(prompt[:1], world) == (" world", True)
 
 
+@pytest.mark.case(17)
 @pytest.mark.parametrize("text", ["ok 😀", "ok 語", "ok é"])
 def test_an_incomplete_last_character_is_left_out(tokenizer: Tokenizer, text: str) -> None:
     prompt = tokenizer.encode("say")

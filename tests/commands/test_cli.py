@@ -161,6 +161,7 @@ def test_a_bug_shows_its_traceback_and_asks_for_a_report() -> None:
     assert result.stderr.splitlines()[-1].startswith(f"batchgen {__version__}: this is a bug. Please report it")
 
 
+@pytest.mark.case(47)
 @pytest.mark.parametrize("arguments", [["schema"], ["validate", str(VALID)]], ids=["much", "little"])
 def test_a_full_disk_under_what_is_printed_is_an_io_error(arguments: list[str]) -> None:
     with open("/dev/full", "w") as full:

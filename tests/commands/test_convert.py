@@ -128,6 +128,7 @@ def test_a_dash_is_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert len(capsys.readouterr().out.splitlines()) == 6
 
 
+@pytest.mark.case(30)
 def test_values_that_json_lacks_are_written_by_rule() -> None:
     day = datetime.date(2026, 1, 2)
     value = {"a": [math.nan, 1.5, b"\x00\xff"], "b": day, "c": Decimal("1.10"), "d": datetime.timedelta(seconds=3)}

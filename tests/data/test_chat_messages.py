@@ -33,6 +33,7 @@ def test_parts_of_text_are_kept_without_what_a_struct_adds() -> None:
     assert joined_parts(message["content"]) == "a\nb"
 
 
+@pytest.mark.case(20)
 @pytest.mark.parametrize(
     ("value", "code", "message"),
     [

@@ -62,6 +62,7 @@ def reference(smollm2: Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(str(smollm2))
 
 
+@pytest.mark.case(13)
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("source", [None, GEMMA_LIKE, LLAMA_LIKE], ids=["the model's", "gemma", "llama"])
 def test_text_and_ids_equal_those_of_transformers(
@@ -79,6 +80,7 @@ def test_text_and_ids_equal_those_of_transformers(
     assert ids == reference.apply_chat_template(chat, tokenize=True, return_dict=False, **asked)
 
 
+@pytest.mark.case(14)
 def test_a_role_that_the_template_refuses_is_a_job_error_in_the_templates_words() -> None:
     template = ChatTemplate(GEMMA_LIKE, {"bos_token": "<bos>"}, NOW)
     template.probe(["user", "assistant"])
@@ -86,6 +88,7 @@ def test_a_role_that_the_template_refuses_is_a_job_error_in_the_templates_words(
         template.probe(["system", "user"])
 
 
+@pytest.mark.case(14)
 def test_a_row_that_the_template_refuses_is_a_row_error() -> None:
     template = ChatTemplate("{% if 'x' in messages[0].content %}{{ raise_exception('no x') }}{% endif %}", {}, NOW)
     with pytest.raises(RowFailure, match=r"template_error: line 1 of the template: no x"):
@@ -110,6 +113,7 @@ TAKES_BOTH = (
 )
 
 
+@pytest.mark.case(20)
 @pytest.mark.parametrize(
     ("source", "parts", "text"),
     [(TAKES_PARTS, "[a][b]", "[a]"), (TAKES_TEXT, "a\nb", "a"), (TAKES_BOTH, "[a][b]", "a")],

@@ -21,6 +21,7 @@ def listed(base: Path, path: str | list[str], **config: object) -> list[str]:
     return [file.name for file in list_inputs(InputConfig.model_validate({"path": path, **config}), base)]
 
 
+@pytest.mark.case(8)
 def test_a_directory_gives_its_data_files_and_passes_over_the_rest(tmp_path: Path) -> None:
     touch(tmp_path, "d/.a.parquet", "d/1.parquet", "d/_SUCCESS", "d/.2.parquet.crc", "d/3.parquet", "d/README.md")
     touch(tmp_path, "d/.ipynb_checkpoints/1.parquet", "d/_tmp/4.parquet", "d/year=2026/5.jsonl.gz")
@@ -55,6 +56,7 @@ def test_a_pattern_passes_over_hidden_names_unless_it_names_them(tmp_path: Path)
     assert listed(tmp_path, ".x/*.jsonl") == [".x/in.jsonl"]
 
 
+@pytest.mark.case(9)
 def test_a_path_that_is_written_out_is_taken_as_it_is(tmp_path: Path) -> None:
     touch(tmp_path, "_x.jsonl", ".x/in.jsonl", "[1].jsonl")
     assert listed(tmp_path, "_x.jsonl") == ["_x.jsonl"]
@@ -69,6 +71,7 @@ def test_the_list_is_sorted_whatever_the_order_given(tmp_path: Path) -> None:
     assert [(file.source, file.name) for file in files] == [(0, "a.parquet"), (1, "b.jsonl"), (2, "c.jsonl")]
 
 
+@pytest.mark.case(9)
 def test_one_file_under_two_names_is_refused(tmp_path: Path) -> None:
     touch(tmp_path, "d/a.jsonl")
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "d/a.jsonl")
@@ -84,6 +87,7 @@ def test_a_linked_directory_is_walked_once(tmp_path: Path) -> None:
     assert listed(tmp_path, "d") == ["d/a.jsonl", "d/e/b.jsonl"]
 
 
+@pytest.mark.case(10)
 @pytest.mark.parametrize(
     ("path", "message"),
     [

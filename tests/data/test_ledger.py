@@ -287,6 +287,7 @@ def test_no_journal_is_kept_when_everything_is_committed(tmp_path: Path) -> None
     ledger.close()
 
 
+@pytest.mark.case(46)
 def test_overwrite_removes_only_what_the_records_name(tmp_path: Path) -> None:
     committed(tmp_path, (0, 1), (1, 2))
     (tmp_path / "data" / "mine.parquet").write_text("mine")

@@ -39,6 +39,7 @@ def test_a_good_file_system_passes_and_keeps_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.case(48)
 @pytest.mark.parametrize(
     ("backend", "reason"),
     [

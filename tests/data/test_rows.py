@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,6 +45,7 @@ def test_token_ids_and_logprobs_are_dropped_unless_asked_for() -> None:
     assert full.logprobs == [[(5, -0.5, 1), (6, None, 2)]]
 
 
+@pytest.mark.case(30)
 def test_infinite_figures_become_null() -> None:
     assert [finite(value) for value in (1.5, math.nan, math.inf, None)] == [1.5, None, None, None]
 

@@ -51,6 +51,7 @@ def test_exploded_samples_are_rows_and_an_error_row_appears_once() -> None:
     assert [each["id"] for each in cells] == [0, 0, 1]
 
 
+@pytest.mark.case(41)
 def test_tables_of_nulls_have_the_schema_of_tables_of_values() -> None:
     layout = LAYOUT._replace(kept=KeptColumns(token_ids=True, logprobs=True))
     full = one_table([row(0, sample(token_ids=[1], logprobs=[[(1, -0.5, 1)]]))], layout)
@@ -65,6 +66,7 @@ def test_prefixed_columns_are_filled() -> None:
     assert (cells["x_completions"], cells["x_token_ids"]) == (["a"], [[4]])
 
 
+@pytest.mark.case(43)
 def test_large_rows_are_split_before_an_offset_can_overflow() -> None:
     assert sizes([row(number, sample("x")) for number in range(3)], 2 * 10**6, topic="y" * 10**6) == [1, 1, 1]
 

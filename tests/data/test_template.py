@@ -54,6 +54,7 @@ def test_control_tokens_in_the_jobs_own_text_are_control_tokens() -> None:
     assert prompt(template="<|user|>{{ q }}<|end|>").render({"q": "<b>"}).literals == ()
 
 
+@pytest.mark.case(5)
 @pytest.mark.parametrize(
     ("value", "code", "message"),
     [
@@ -173,6 +174,7 @@ def test_an_example_that_lacks_a_value_is_a_job_error_with_its_number() -> None:
         prompt(template="{{ q }}", few_shot={"examples": [{"q": 1, "a": 2}, {"a": 2}], "answer": "{{ a }}"})
 
 
+@pytest.mark.case(16)
 @pytest.mark.parametrize("prefill", ["The answer is ", "", "user", " x", "{{ q }}"])
 def test_a_beginning_of_the_answer_ends_the_prompt_exactly(prefill: str) -> None:
     template = prompt(CHAT, messages=[{"role": "user", "content": "hi"}], assistant_prefill=prefill)
@@ -182,6 +184,7 @@ def test_a_beginning_of_the_answer_ends_the_prompt_exactly(prefill: str) -> None
     assert bool(literals) == ("q" in prefill)
 
 
+@pytest.mark.case(16)
 def test_a_beginning_that_the_chat_template_trims_is_a_row_error() -> None:
     trimming = ChatTemplate("{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}{% endfor %}", {}, NOW)
     template = prompt(trimming, messages=[{"role": "user", "content": "hi"}], assistant_prefill="{{ p }}")

@@ -38,6 +38,7 @@ def test_the_footer_tells_what_the_file_holds(tmp_path: Path) -> None:
     assert footer.schema == output_schema(LAYOUT)
 
 
+@pytest.mark.case(43)
 def test_row_groups_follow_the_limit(tmp_path: Path) -> None:
     written = write(tmp_path / "shard", [row(n, sample("x" * 1000)) for n in range(8)], row_group_bytes=2500)
     metadata = pq.ParquetFile(written.path).metadata
@@ -45,6 +46,7 @@ def test_row_groups_follow_the_limit(tmp_path: Path) -> None:
     assert metadata.row_group(0).column(0).compression == "ZSTD"
 
 
+@pytest.mark.case(42)
 def test_a_shard_without_rows_has_the_full_schema(tmp_path: Path) -> None:
     written = write(tmp_path / "shard", [])
     assert pq.read_schema(written.path).names == output_schema(LAYOUT).names

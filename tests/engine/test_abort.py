@@ -41,6 +41,7 @@ def is_partly_finished(group: SequenceGroup) -> bool:
     return 0 < group.num_unfinished < len(group.sequences)
 
 
+@pytest.mark.case(39)
 @pytest.mark.parametrize(
     ("state", "n"),
     [
@@ -58,7 +59,7 @@ def is_partly_finished(group: SequenceGroup) -> bool:
 def test_an_abort_in_any_state_leaves_every_block_free_and_the_others_right(
     state: Callable[[SequenceGroup], bool], n: int
 ) -> None:
-    # cases.md 39. Row 0 holds most of the pool, so that the victim is seen in every state.
+    # Row 0 holds most of the pool, so that the victim is seen in every state.
     fake = make_fake(num_blocks=16, max_batch_tokens=16, eos_every=0 if n == 1 else 12)
     first = add(fake, 0, 20, 30)
     if state is not is_waiting:

@@ -110,12 +110,14 @@ def compare(tiny: TinyModel, engine: Engine, prompts: list[list[int]], case: Cas
         assert_equal(beams_of(completion), reference(tiny, prompt, case))
 
 
+@pytest.mark.case(32)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_beams_equal_transformers(tiny: TinyModel, engine: Engine, case: Case) -> None:
     """Case 32, on a few of the prompts and settings."""
     compare(tiny, engine, prompts_of(NUM_PROMPTS), case)
 
 
+@pytest.mark.case(32)
 @pytest.mark.slow
 @pytest.mark.parametrize("eos", [(EOS,), THREE_EOS], ids=["one eos", "three eos"])
 @pytest.mark.parametrize("width", [2, 4, 8])
@@ -160,6 +162,7 @@ def test_processors_act_on_log_probabilities_as_in_transformers(
         assert_equal(beams_of(completion), reference(tiny, prompt, case, **theirs))
 
 
+@pytest.mark.case(33)
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
 def test_beams_with_stop_strings_equal_transformers(tiny: TinyModel, engine: Engine, early_stopping: Stopping) -> None:
     case = Case(4, 1.0, early_stopping, (EOS,))
@@ -178,6 +181,7 @@ def test_beams_with_stop_strings_equal_transformers(tiny: TinyModel, engine: Eng
         assert not any(string in sample.text for string in stop)
 
 
+@pytest.mark.case(33)
 def test_a_search_that_a_stop_string_hits_ends(engine: Engine) -> None:
     """Case 33: beams of 2, at most 10 tokens, `##` as the most likely token."""
     params = SamplingParams(

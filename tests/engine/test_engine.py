@@ -278,6 +278,7 @@ def assert_memory_is_flat(num_rows: int, fake: Fake) -> None:
     fake.assert_all_free()
 
 
+@pytest.mark.case(50)
 def test_memory_does_not_grow_with_the_number_of_rows() -> None:
     assert_memory_is_flat(4_000, make_fake(num_blocks=512, max_sequences=128, max_batch_tokens=512, window=256))
 

@@ -31,8 +31,8 @@ def test_out_of_memory_halves_the_budget_and_goes_on(error: BaseException) -> No
     assert fake.engine.metrics.num_shrinks == 1
 
 
+@pytest.mark.case(53)
 def test_the_budget_shrinks_until_the_steps_fit() -> None:
-    # cases.md 53
     fake = make_fake(max_batch_tokens=64, max_sequences=16)
     fake.runner.max_tokens = 4
     assert_as_alone(fake, [prompt_ids(9, row) for row in range(8)], 8, n=2)
@@ -108,6 +108,7 @@ def poison(fake: Fake, row: int) -> None:
     fake.engine._runner = type("Poisoned", (), {"execute": staticmethod(failing)})()
 
 
+@pytest.mark.case(53)
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_row_that_fails_alone_is_a_row_error_and_its_neighbours_finish(n: int) -> None:
     fake = make_fake(max_batch_tokens=16, max_sequences=8)

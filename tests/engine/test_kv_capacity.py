@@ -42,8 +42,8 @@ def test_prompt_plus_explicit_max_tokens_beyond_the_pool_is_refused_unseen(lengt
     assert f"{length} tokens and max_tokens {max_tokens}" in completion.error.message
 
 
+@pytest.mark.case(38)
 def test_a_row_of_20_blocks_in_a_pool_of_8_does_not_keep_5_small_ones_waiting() -> None:
-    # cases.md 38
     fake = make_fake(num_blocks=8)
     prompts = [prompt_ids(6, row) for row in range(6)]
     prompts[2] = prompt_ids(70, 2)

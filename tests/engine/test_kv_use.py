@@ -65,8 +65,9 @@ def test_2000_random_requests_on_a_small_pool_equal_solo_runs_and_leave_nothing_
             assert drawn.token_ids == expected_ids(prompt, params, index, sample, eos_every=25)
 
 
+@pytest.mark.case(34)
 def test_no_step_writes_into_a_block_that_two_rows_own_differently() -> None:
-    # cases.md 34 and 36: every context is read back in full by the fake model.
+    # Every context is read back in full by the fake model.
     fake = make_fake(num_blocks=40, keeps_batches=True)
     prompts = [prompt_ids(6, row) for row in range(4)]
     params = SamplingParams(max_tokens=12, n=3, seed=5, ignore_eos=True)

@@ -28,8 +28,8 @@ def test_a_pool_that_preempts_gives_the_same_text(num_blocks: int, prefix_cachin
     assert fake.engine.metrics.num_preemptions > 3
 
 
+@pytest.mark.case(35)
 def test_a_pool_for_one_and_a_half_sequences_loses_and_doubles_no_token() -> None:
-    # cases.md 35
     fake = make_fake(num_blocks=15, eos_every=40)
     assert_as_alone(fake, [prompt_ids(10, row) for row in range(6)], 30)
     assert fake.engine.metrics.num_preemptions > 0

@@ -119,6 +119,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
 FAST = ("together", "in chunks of 16", "with two threads in chunks of 64")
 
 
+@pytest.mark.case(40)
 @pytest.mark.parametrize(
     "variation", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in VARIATIONS]
 )
@@ -154,12 +155,12 @@ def test_the_order_of_admission_changes_nothing(
     assert results(directories["plain"], shuffled, dtype) == whole
 
 
+@pytest.mark.case(40)
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_is_the_same_among_any_number_of_neighbours(
     directories: dict[str, Path], expected: dict[tuple[str, str], Results], dtype: str
 ) -> None:
-    # cases.md 40
     whole = reference(expected, directories["plain"], "plain", dtype)
     brief = SamplingParams(max_tokens=9, seed=1)
     strangers = [

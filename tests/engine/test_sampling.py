@@ -66,6 +66,7 @@ CONTROLS: list[tuple[dict[str, Any], list[LogitsProcessor]]] = [
 ]
 
 
+@pytest.mark.case(24)
 @pytest.mark.parametrize(("settings", "processors"), CONTROLS, ids=lambda value: str(value)[:40])
 def test_a_control_draws_what_its_processor_in_transformers_leaves(
     settings: dict[str, Any], processors: list[LogitsProcessor]
@@ -111,6 +112,7 @@ def logits_with(values: dict[int, float]) -> torch.Tensor:
     return logits_V
 
 
+@pytest.mark.case(24)
 def test_repetition_penalty_counts_the_prompt_but_presence_and_frequency_do_not() -> None:
     """Case 24: a prompt that says its word twice."""
     logits_of = always(logits_with({A: 2.0, B: 1.5, C: 1.2}))
@@ -126,6 +128,7 @@ def test_a_negative_logit_is_multiplied_by_the_repetition_penalty() -> None:
     assert ids_of(complete(always(logits_V), greedy(2, repetition_penalty=1.2), [9])) == [[A, B]]
 
 
+@pytest.mark.case(22)
 def test_top_k_off_has_many_names() -> None:
     """Case 22."""
     logits_of = always(uneven())
@@ -137,6 +140,7 @@ def test_top_k_off_has_many_names() -> None:
     assert len({tuple(token_ids) for token_ids in off[0]}) > 10
 
 
+@pytest.mark.case(22)
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {"top_k": 1}, {"temperature": 1e-8}], ids=str)
 def test_greedy_has_three_names_and_n_equal_copies(settings: dict[str, Any]) -> None:
     """Case 22."""
@@ -145,6 +149,7 @@ def test_greedy_has_three_names_and_n_equal_copies(settings: dict[str, Any]) -> 
     assert ids_of(complete(always(logits_V), params)) == [[int(logits_V.argmax())] * 3] * 4
 
 
+@pytest.mark.case(22)
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {"top_k": 1}], ids=str)
 def test_greedy_takes_the_lowest_id_of_equal_logits(settings: dict[str, Any]) -> None:
     logits_of = always(logits_with({C: 3.0, B: 3.0, 30: 3.0}))
@@ -157,6 +162,7 @@ def test_equal_logits_at_the_border_of_top_k_are_all_kept() -> None:
     assert {token_ids[0] for token_ids in ids_of(complete(logits_of, params))} == {A, B, C}
 
 
+@pytest.mark.case(21)
 def test_samples_of_a_row_differ_and_come_again() -> None:
     """Case 21: alone, among other rows, fewer or more of them, in one step or many."""
     logits_of = always(uneven())
@@ -171,6 +177,7 @@ def test_samples_of_a_row_differ_and_come_again() -> None:
     assert ids_of(among[1]) != first, "row 1 has other random numbers than row 0"
 
 
+@pytest.mark.case(21)
 def test_samples_go_on_after_a_restart_as_if_it_had_not_been() -> None:
     """Case 21, killed and resumed: each sample had come to another length."""
     params = SamplingParams(n=4, max_tokens=6, seed=1, ignore_eos=True, logprobs=1, presence_penalty=0.5)

@@ -42,6 +42,7 @@ def assert_entries(actual: list[TokenLogprob] | None, expected: list[TokenLogpro
         assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-5)
 
 
+@pytest.mark.case(29)
 @pytest.mark.parametrize("top", [0, 1, 2, VOCAB_SIZE, VOCAB_SIZE + 9])
 def test_log_probabilities_are_raw_and_the_drawn_token_is_first_with_its_true_rank(top: int) -> None:
     """Case 29: before temperature, penalties and filters."""
@@ -61,6 +62,7 @@ def test_log_probabilities_are_raw_and_the_drawn_token_is_first_with_its_true_ra
     assert max(ranks) > 2, "every drawn token was among the two most likely: nothing was shown"
 
 
+@pytest.mark.case(29)
 def test_top_k_1_with_two_log_probabilities() -> None:
     """Case 29, as reported: temperature 0.5 and top_k 1 change nothing in what is told."""
     params = SamplingParams(max_tokens=1, logprobs=2, temperature=0.5, top_k=1)
@@ -88,6 +90,7 @@ def test_rows_without_logprobs_beside_rows_with_them() -> None:
         assert all(1 <= len(entries) <= longest for entries in sample.logprobs or ())
 
 
+@pytest.mark.case(30)
 def test_a_banned_token_is_told_with_its_raw_log_probability() -> None:
     """Case 30: it cannot be drawn, but it is still the most likely one."""
     best = int(uneven().argmax())

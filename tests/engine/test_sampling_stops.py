@@ -45,6 +45,7 @@ def greedy(max_tokens: int | None = 10, **settings: Any) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=max_tokens, **settings)
 
 
+@pytest.mark.case(25)
 @pytest.mark.parametrize("eos", [2, 9])
 def test_either_eos_of_the_list_ends_a_sample(eos: int) -> None:
     """Case 25."""
@@ -52,6 +53,7 @@ def test_either_eos_of_the_list_ends_a_sample(eos: int) -> None:
     assert (sample.token_ids, sample.finish_reason, sample.stop_reason) == ([A, eos], "stop", None)
 
 
+@pytest.mark.case(25)
 def test_eos_ids_are_united_from_generation_config_config_and_tokenizer(tmp_path: Path) -> None:
     """Case 25: the config says 7, generation_config.json 7 and 9, and the tokenizer's `</s>` is 1."""
     tiny = make_tiny(tmp_path, eos=7)
@@ -66,6 +68,7 @@ def test_an_eos_id_beyond_the_vocabulary_does_no_harm() -> None:
     assert sample.token_ids == [A, B, EOS]
 
 
+@pytest.mark.case(26)
 def test_ignore_eos_goes_on_past_all_of_them_but_not_past_stop_ids() -> None:
     """Case 26."""
     ids = [A, 2, B, 9, C]
@@ -83,6 +86,7 @@ def test_the_token_that_ends_a_sample_is_kept_but_not_shown(tokenizer: Tokenizer
     assert (shown.text, shown.stop_reason) == ("abc", C)
 
 
+@pytest.mark.case(27)
 def test_a_stop_string_over_three_tokens_is_cut_out_of_the_text_alone(tokenizer: Tokenizer) -> None:
     """Case 27."""
     sample = said([D, AB, SPACE, C, D], greedy(stop=("ab c",)), tokenizer)
@@ -99,6 +103,7 @@ def test_a_stop_string_may_begin_and_end_inside_tokens(tokenizer: Tokenizer) -> 
     assert shown.text == "daba", "nothing after the stop string"
 
 
+@pytest.mark.case(27)
 def test_of_several_stop_strings_the_earliest_match_wins(tokenizer: Tokenizer) -> None:
     """Case 27."""
     assert said([A, B, C, D], greedy(stop=("cd", "bc", "d")), tokenizer).text == "a"
@@ -107,6 +112,7 @@ def test_of_several_stop_strings_the_earliest_match_wins(tokenizer: Tokenizer) -
     assert (both.text, both.stop_reason) == ("", "dab")
 
 
+@pytest.mark.case(27)
 def test_what_the_prompt_says_never_stops_a_sample(tokenizer: Tokenizer) -> None:
     """Case 27: neither within the prompt nor over its end."""
     sample = said([C, D], greedy(stop=("ab", "bc")), tokenizer, prompt=[A, B])
@@ -115,6 +121,7 @@ def test_what_the_prompt_says_never_stops_a_sample(tokenizer: Tokenizer) -> None
     assert (again.text, again.stop_reason) == ("c", "ab")
 
 
+@pytest.mark.case(27)
 def test_a_stop_string_of_a_character_of_several_tokens(tmp_path: Path) -> None:
     """Case 27: four bytes, three tokens; and the same bytes elsewhere do not match half-way."""
     bytes_tokenizer = load(save(byte_level(), tmp_path, bos=False))
@@ -125,6 +132,7 @@ def test_a_stop_string_of_a_character_of_several_tokens(tmp_path: Path) -> None:
     assert (sample.text, sample.stop_reason, sample.text_complete) == ("a😁b", "😀", True)
 
 
+@pytest.mark.case(17)
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 4])
 def test_a_character_that_is_cut_by_the_length_is_left_out_and_told(tmp_path: Path, max_tokens: int) -> None:
     """Case 17 at the engine's door: an emoji of two tokens after a letter."""
@@ -138,6 +146,7 @@ def test_a_character_that_is_cut_by_the_length_is_left_out_and_told(tmp_path: Pa
     assert sample.token_ids[: len(token_ids)] == token_ids[:max_tokens]
 
 
+@pytest.mark.case(28)
 def test_min_tokens_bans_eos_and_stop_ids_before_it() -> None:
     """Case 28: the model would end at 2."""
     for token_id, params in (
@@ -150,12 +159,14 @@ def test_min_tokens_bans_eos_and_stop_ids_before_it() -> None:
         assert (sample.token_ids[5], sample.finish_reason) == (token_id, "stop")
 
 
+@pytest.mark.case(28)
 def test_a_stop_string_that_ends_before_min_tokens_does_not_stop(tokenizer: Tokenizer) -> None:
     """Case 28: `abc` ends at 3 and again at 6."""
     sample = said([A, B, C, A, B, C, D], greedy(stop=("abc",), min_tokens=5), tokenizer)
     assert (sample.text, len(sample.token_ids)) == ("abc", 6)
 
 
+@pytest.mark.case(31)
 def test_max_tokens_0_generates_nothing_and_1_one_token(tokenizer: Tokenizer) -> None:
     """Case 31."""
     nothing = said([A, B], greedy(0), tokenizer)

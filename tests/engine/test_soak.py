@@ -67,8 +67,8 @@ def test_a_soak_of_2000_requests_equals_solo_runs(tmp_path: Path) -> None:
     soak(save_model(tmp_path / "model", "plain"), 2000, 100)
 
 
+@pytest.mark.case(37)
 def test_identical_prompts_one_after_the_other_answer_alike_within_a_window(tmp_path: Path) -> None:
-    # cases.md 37
     engine = Engine(str(save_model(tmp_path / "model", "windowed")), dtype="float32", device="cpu", block_size=4)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     answers = [next(engine.generate([ids_of(40)], params)).samples[0].token_ids for _ in range(4)]

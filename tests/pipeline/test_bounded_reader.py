@@ -158,6 +158,7 @@ def test_a_job_carries_columns_that_were_decoded_in_a_child_with_their_exact_typ
     assert out.schema.field("map").type == table.schema.field("map").type
 
 
+@pytest.mark.case(52)
 def test_a_child_that_is_killed_is_started_anew_and_no_row_comes_twice(tmp_path: Path) -> None:
     pq.write_table(pa.table({"n": list(range(5000))}), tmp_path / "in.parquet")
     scan, config = planned(tmp_path, "in.parquet")

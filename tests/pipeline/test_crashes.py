@@ -77,6 +77,7 @@ def check_kills(root: Path, server: CrashServer, first_step: int, second_step: i
                 break
 
 
+@pytest.mark.case(44)
 def test_a_run_may_be_killed_at_any_file_operation(memory_dir: Path, server: CrashServer) -> None:
     check_kills(memory_dir, server, first_step=4, second_step=None)
 
@@ -137,6 +138,7 @@ def killed_at_random(root: Path, server: CrashServer, killed: Killed, num_kills:
     kill_at_random(server, run_of, killed, num_kills, longest=3.0 if has_child else 0.1)
 
 
+@pytest.mark.case(56)
 @pytest.mark.parametrize(("killed", "num_kills"), [("process", 20), ("main", 2)])
 def test_kills_at_random_moments_lose_nothing(
     memory_dir: Path, server: CrashServer, killed: Killed, num_kills: int
@@ -261,6 +263,7 @@ def test_too_many_open_files_end_with_74_where_a_child_makes_the_prompts(memory_
     check_open_files(memory_dir, server, range(24), has_child=True)
 
 
+@pytest.mark.case(45)
 @pytest.mark.parametrize("num_runs", [2, 10])
 def test_of_many_runs_at_once_exactly_one_works(memory_dir: Path, server: CrashServer, num_runs: int) -> None:
     job = make_job(memory_dir, num_rows=30)
@@ -296,6 +299,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.001)
 
 
+@pytest.mark.case(56)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_ends_with_75_and_the_next_run_goes_on(memory_dir: Path, server: CrashServer, number: int) -> None:
     job = make_job(memory_dir, num_rows=30, run={"journal_interval": 3600})

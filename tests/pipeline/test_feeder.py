@@ -87,6 +87,7 @@ def test_memory_that_a_template_takes_is_bounded(tmp_path: Path) -> None:
     assert [row.error for row in prepared[::2]] == [None, None]
 
 
+@pytest.mark.case(52)
 def test_a_killed_child_is_replaced_and_no_row_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeder_module, "BATCH_ROWS", 4)
     with feeding(tmp_path, [{"n": number} for number in range(60)], prompt={"template": "n {{ n }}"}) as feeder:

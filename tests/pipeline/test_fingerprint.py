@@ -120,6 +120,8 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
     return begun(tmp_path_factory.mktemp("interrupted"))
 
 
+@pytest.mark.case(51)
+@pytest.mark.case(46)
 @pytest.mark.parametrize("key", IDENTITY)
 def test_a_key_of_the_identity_is_refused_by_name(interrupted: JobConfig, key: str) -> None:
     before = committed_rows(FILES, interrupted.output_dir)
@@ -147,6 +149,7 @@ def test_the_lists_above_are_what_the_job_says_of_itself(tmp_path: Path) -> None
     assert make_job(tmp_path).identity().keys() - {"version"} - fixed == set(IDENTITY)
 
 
+@pytest.mark.case(51)
 @pytest.mark.parametrize(
     ("key", "before", "after"),
     [("model.dtype", "float32", "bfloat16"), ("model.max_model_len", 9, 8), ("resolved.device", "cpu", "cuda")],

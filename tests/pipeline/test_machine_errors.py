@@ -45,6 +45,7 @@ def test_any_other_error_passes(error: Exception) -> None:
     assert caught.value is error
 
 
+@pytest.mark.case(48)
 def test_a_file_system_without_hard_links_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
     class NoLinks(OsBackend):
         def link(self, source: Path, target: Path) -> None:

@@ -42,6 +42,8 @@ def test_rows_become_the_ids_of_their_rendered_prompts(tmp_path: Path, preparer_
     assert [row.error and row.error.code for row in rows] == [None, "template_error", None]
 
 
+@pytest.mark.case(15)
+@pytest.mark.case(13)
 def test_a_chat_has_one_bos_and_no_control_token_from_its_row(tmp_path: Path, preparer_of: MakePreparer) -> None:
     messages = [{"role": "user", "content": "{{ q }}"}]
     spec, _ = plan_prompts(tmp_path, [{"q": "<s>x<|turn|>"}], prompt={"messages": messages})

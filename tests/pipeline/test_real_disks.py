@@ -43,6 +43,7 @@ def fill(path: Path, leave: int) -> None:
     path.write_bytes(bytes(free - leave))
 
 
+@pytest.mark.case(47)
 @pytest.mark.parametrize("leave", [0, 8192, 20480, 32768])
 def test_a_full_disk_ends_the_run_and_a_freed_one_lets_it_go_on(
     tmp_path: Path, disk: SmallDisk, expected: Rows, leave: int
@@ -63,6 +64,7 @@ def test_a_full_disk_ends_the_run_and_a_freed_one_lets_it_go_on(
     check_output(FILES, job.output_dir, expected)
 
 
+@pytest.mark.case(47)
 def test_what_could_not_be_written_is_named_with_its_bytes(tmp_path: Path, disk: SmallDisk) -> None:
     job = make_job(tmp_path, 300, output={"path": str(disk.path / "out"), "shard_rows": 300}, sampling={"n": 64})
     fill(disk.path / "filler", 100_000)

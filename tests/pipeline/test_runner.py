@@ -57,6 +57,7 @@ def test_a_second_run_has_nothing_to_do_and_loads_no_model(tmp_path: Path) -> No
     assert (report.num_rows_this_run, report.num_ok, world.engines) == (0, 10, [])
 
 
+@pytest.mark.case(57)
 def test_an_interrupted_run_goes_on_with_the_tokens_it_had(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     whole = FakeWorld()
@@ -72,6 +73,24 @@ def test_an_interrupted_run_goes_on_with_the_tokens_it_had(tmp_path: Path) -> No
     run_job(other, services=worlds[-1].services)
     assert rows_of(other) == expected
     assert sum(world.num_tokens for world in worlds) == whole.num_tokens
+
+
+@pytest.mark.case(50)
+def test_what_is_whole_is_committed_while_the_run_goes_on_and_never_generated_again(tmp_path: Path) -> None:
+    job = make_job(tmp_path, num_rows=40)
+    first = FakeWorld(make=interrupt_after(60))
+    with pytest.raises(Interrupted):
+        run_job(job, services=first.services)
+    (engine,) = first.engines
+    finished = engine.num_rows - engine.window
+    committed = len(rows_of(job))
+    assert 8 <= committed < 40
+    # Of what was finished only rows of shards that others in flight keep open are not committed yet.
+    assert committed >= finished - engine.window - 4
+    second = FakeWorld()
+    run_job(job, services=second.services)
+    assert second.num_rows <= 40 - committed
+    assert [row["id"] for row in rows_of(job)] == list(range(40))
 
 
 def test_shard_size_may_change_between_runs(tmp_path: Path) -> None:
@@ -97,6 +116,8 @@ def test_error_rows_are_rows_with_their_reason(tmp_path: Path) -> None:
     assert report.errors_by_code == {"no_allowed_token": 1, "bad_json": 1}
 
 
+@pytest.mark.case(42)
+@pytest.mark.case(10)
 def test_an_input_without_rows_gives_an_empty_output_with_its_schema(tmp_path: Path) -> None:
     job = make_job(tmp_path, num_rows=0)
     world = FakeWorld()
@@ -129,6 +150,7 @@ def test_an_unset_seed_is_drawn_once_and_kept(tmp_path: Path) -> None:
     assert {seed for row in rows_of(job) for seed in row["batchgen"]["seed"]} == {report.sampling.seed}
 
 
+@pytest.mark.case(51)
 def test_another_job_is_refused_with_the_field_and_both_values(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     with pytest.raises(Interrupted):

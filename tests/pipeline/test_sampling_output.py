@@ -134,6 +134,7 @@ def test_columns_that_are_not_asked_for_are_not_there(tiny: TinyModel, tmp_path:
     assert not {"logprobs", "prompt_logprobs"} & set(table.column_names)
 
 
+@pytest.mark.case(31)
 def test_max_tokens_0_scores_prompts(tiny: TinyModel, tmp_path: Path) -> None:
     """Case 31, as a job."""
     report, table = run(job_of(tiny, tmp_path, max_tokens=0, prompt_logprobs=3))
@@ -144,6 +145,7 @@ def test_max_tokens_0_scores_prompts(tiny: TinyModel, tmp_path: Path) -> None:
         assert all(len(position) >= 3 for position in row["prompt_logprobs"][1:])
 
 
+@pytest.mark.case(41)
 def test_an_error_row_has_null_columns_and_the_same_schema(tiny: TinyModel, tmp_path: Path) -> None:
     """Case 41: a shard of error rows alone among others."""
     job = job_of(tiny, tmp_path, logprobs=1, prompt_logprobs=1)
@@ -156,6 +158,7 @@ def test_an_error_row_has_null_columns_and_the_same_schema(tiny: TinyModel, tmp_
         assert (row["logprobs"] is None, row["prompt_logprobs"] is None) == (failed, failed)
 
 
+@pytest.mark.case(23)
 def test_what_the_models_files_supply_is_shown_and_stored_and_nothing_else_is_taken(
     tiny: TinyModel, tmp_path: Path
 ) -> None:

@@ -126,6 +126,7 @@ def test_a_step_that_hangs_ends_with_the_grace(home: Path) -> None:
     check_output(FILES, home / "hanging", expected(home))
 
 
+@pytest.mark.case(56)
 def test_a_grace_of_five_seconds_is_enough(home: Path) -> None:
     job = write_job(home, "five", grace="5s")
     assert signalled(job, 150).returncode == 75

@@ -21,6 +21,7 @@ from batchgen.records import RowRange
 from tests.data.reading import read_all
 
 
+@pytest.mark.case(6)
 def test_cells_are_their_literal_text(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_bytes(b'id,prompt\n001,NA\n002,null\n003,""\n007,n/a\n')
     reading = read_all(tmp_path, "in.csv")

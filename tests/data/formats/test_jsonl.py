@@ -27,6 +27,7 @@ from batchgen.records import RowRange
 from tests.data.reading import read_all, write_jsonl
 
 
+@pytest.mark.case(1)
 def test_byte_order_mark_changes_neither_rows_nor_schema(tmp_path: Path) -> None:
     plain = b'{"prompt": "a"}\n{"prompt": "b"}\n'
     (tmp_path / "plain.jsonl").write_bytes(plain)
@@ -36,6 +37,7 @@ def test_byte_order_mark_changes_neither_rows_nor_schema(tmp_path: Path) -> None
     assert other.table.equals(one.table)
 
 
+@pytest.mark.case(2)
 def test_only_lf_ends_a_row_and_blank_lines_keep_their_numbers(tmp_path: Path) -> None:
     text = '{"p": "a\u2028b"}\r\n{"p": "c\x85d"}\r\n \t\r\n{"p": "e\u2029"}'
     (tmp_path / "in.jsonl").write_bytes(text.encode())
@@ -47,6 +49,7 @@ def test_only_lf_ends_a_row_and_blank_lines_keep_their_numbers(tmp_path: Path) -
     assert reading.table.column("p").to_pylist() == ["a\u2028b", "c\x85d", "e\u2029"]
 
 
+@pytest.mark.case(3)
 def test_a_bad_row_is_an_error_and_its_neighbours_stay(tmp_path: Path) -> None:
     lines = [b'{"prompt": "%d"}' % number for number in range(10)]
     lines[3] = b'{"prompt":'
@@ -59,12 +62,14 @@ def test_a_bad_row_is_an_error_and_its_neighbours_stay(tmp_path: Path) -> None:
     assert reading.scan.files[0].num_bad_rows == 2
 
 
+@pytest.mark.case(3)
 def test_on_error_fail_names_file_and_line(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_bytes(b'{"a": 1}\n{"a":\n')
     with pytest.raises(InputError, match=r"in\.jsonl:2: bad_json: not JSON at character 6"):
         read_all(tmp_path, "in.jsonl", on_error="fail")
 
 
+@pytest.mark.case(12)
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
@@ -99,6 +104,7 @@ def test_a_surrogate_pair_is_a_character(tmp_path: Path) -> None:
     assert parse_row(b'{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
 
 
+@pytest.mark.case(4)
 def test_a_column_null_at_first_takes_the_type_of_a_later_file(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "1.jsonl", ({"p": "x", "meta": None} for _ in range(3000)))
     write_jsonl(tmp_path / "2.jsonl", [{"p": "x", "meta": "y"}])
@@ -107,6 +113,7 @@ def test_a_column_null_at_first_takes_the_type_of_a_later_file(tmp_path: Path) -
     assert reading.table.column("meta").to_pylist() == [None] * 3000 + ["y"]
 
 
+@pytest.mark.case(5)
 def test_a_column_of_many_kinds_is_kept_as_json_text(tmp_path: Path) -> None:
     values = ["a", 7, {"x": 1}, None, True]
     write_jsonl(tmp_path / "in.jsonl", ({"prompt": value} for value in values))

@@ -21,6 +21,7 @@ from batchgen.records import RowRange
 from tests.data.reading import read_all, write_jsonl
 
 
+@pytest.mark.case(7)
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["prompt", "prompt"])
     pq.write_table(table, tmp_path / "in.parquet")
@@ -28,6 +29,7 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
         read_all(tmp_path, "in.parquet")
 
 
+@pytest.mark.case(7)
 def test_a_name_with_a_dot_is_the_column_and_not_the_field_of_a_struct(tmp_path: Path) -> None:
     table = pa.table({"a": [{"b": 1, "c": 2}], "a.b": ["text"], "a b": [3]})
     pq.write_table(table, tmp_path / "in.parquet")
@@ -36,6 +38,7 @@ def test_a_name_with_a_dot_is_the_column_and_not_the_field_of_a_struct(tmp_path:
     assert reading.table.to_pydict() == {"a.b": ["text"]}
 
 
+@pytest.mark.case(10)
 def test_no_rows_give_a_table_with_the_whole_schema(tmp_path: Path) -> None:
     schema = pa.schema([("prompt", pa.string()), ("n", pa.int8())])
     pq.write_table(schema.empty_table(), tmp_path / "in.parquet")

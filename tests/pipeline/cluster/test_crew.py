@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from batchgen.errors import BatchgenError, InputError, OutputUnavailable
 from batchgen.pipeline.cluster.crew import Crew
 from batchgen.pipeline.cluster.messages import Beat, Done, Facts, HandedBack, error_of, failed, from_wire, to_wire
@@ -41,6 +43,7 @@ def test_errors_keep_their_exit_code_and_nothing_else_is_made_of_them() -> None:
     assert type(error_of(forged)) is BatchgenError
 
 
+@pytest.mark.case(54)
 def test_a_worker_is_silent_after_its_time_and_not_before() -> None:
     clock = Clock()
     crew = Crew(10.0, clock)

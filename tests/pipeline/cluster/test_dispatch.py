@@ -70,6 +70,8 @@ def test_a_task_tells_what_of_its_worker_is_committed() -> None:
     assert third.task.committed == (first.task.id,)
 
 
+@pytest.mark.case(54)
+@pytest.mark.case(49)
 def test_what_comes_late_is_nobodys() -> None:
     made = dispatcher(1, 2)
     (first,) = made.assignments()

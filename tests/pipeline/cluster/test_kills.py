@@ -63,6 +63,7 @@ def beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.case(49)
 def test_a_killed_client_and_a_killed_worker_cost_no_row(tmp_path: Path) -> None:
     expected = calm(tmp_path)
     with remote(tmp_path) as cluster:
@@ -83,6 +84,7 @@ def test_a_killed_client_and_a_killed_worker_cost_no_row(tmp_path: Path) -> None
     check(job, expected)
 
 
+@pytest.mark.case(49)
 @pytest.mark.slow
 def test_fifty_killed_workers(tmp_path: Path) -> None:
     kill_workers(tmp_path, kills=50)
@@ -124,6 +126,7 @@ def kill_workers(root: Path, kills: int) -> None:
             return
 
 
+@pytest.mark.case(55)
 @pytest.mark.slow
 def test_fifty_killed_schedulers(tmp_path: Path) -> None:
     """Each ends the run with 75 in bounded time, and the next run goes on from there."""

@@ -83,6 +83,7 @@ def test_a_worker_that_stops_and_goes_on_doubles_nothing(tmp_path: Path) -> None
         check(job, expected)
 
 
+@pytest.mark.case(54)
 def test_workers_that_were_cut_off_come_back_and_their_late_results_are_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

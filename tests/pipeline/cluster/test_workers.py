@@ -52,6 +52,7 @@ def data_bytes(path: Path) -> bytes:
     return content[: -8 - int.from_bytes(content[-8:-4], "little")]
 
 
+@pytest.mark.case(21)
 @pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_files_are_the_same_bytes_as_those_of_one_engine(tmp_path: Path, workers: int) -> None:
     expected = calm(tmp_path)
@@ -106,6 +107,7 @@ def test_only_loopback_is_listened_on_and_a_killed_client_takes_all_with_it(tmp_
     check(job, expected)
 
 
+@pytest.mark.case(55)
 @pytest.mark.slow
 def test_a_dead_scheduler_ends_the_run_with_75_and_no_process_stays(tmp_path: Path) -> None:
     expected = calm(tmp_path)
@@ -136,6 +138,8 @@ def test_sigterm_of_the_run_stops_in_good_order(tmp_path: Path) -> None:
     check(job, expected)
 
 
+@pytest.mark.case(54)
+@pytest.mark.case(52)
 @pytest.mark.slow
 def test_workers_that_die_stop_or_leave_cost_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_STEP_SECONDS", "0.03")
