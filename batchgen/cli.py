@@ -256,6 +256,8 @@ def convert(
     """Write an output as JSON lines, chats or OpenAI's answers."""
     if as_json and str(file) == "-":
         raise typer.BadParameter("stdout holds the lines already; leave it out, or name a file", param_hint="--json")
+    if errors is not None and (to is not ConvertForm.OPENAI_BATCH or str(file) == "-"):
+        raise typer.BadParameter("goes with --to openai-batch and a file", param_hint="--errors")
     _load("commands.convert").convert(output, file, to.value, errors=errors, overwrite=overwrite, as_json=as_json)
 
 

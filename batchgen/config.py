@@ -184,7 +184,8 @@ def _read_text(path: Path) -> str:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise JobFileError([f"{path}: cannot be read: {error.strerror}"]) from error
+        advice = "; batchgen init DATA writes a first job file" if isinstance(error, FileNotFoundError) else ""
+        raise JobFileError([f"{path}: cannot be read: {error.strerror}{advice}"]) from error
     if len(content) > MAX_BYTES:
         raise JobFileError(
             [f"{path}: larger than {MAX_BYTES >> 20} MiB; a job file names its data, it does not hold it"]

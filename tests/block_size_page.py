@@ -96,8 +96,9 @@ The pinning is tested on one node; the gain was not measured.
 ## For which machine
 
 `batchgen plan` finds out which of these a machine is, and takes what it recommends from this table. `max_sequences`
-and `kv_cache_memory` it works out from its measurement of the model: it doubles the sequences, up to the number here,
-as long as that gives at least 5 % more tokens a second, and sizes the cache to hold them.
+and `kv_cache_memory` it works out from its measurement of the model: it doubles the sequences, up to the number here
+and to those of the rows that are left, as long as that gives at least 5 % more tokens a second, and sizes the cache
+to hold them.
 """
 
 

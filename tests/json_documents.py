@@ -23,6 +23,7 @@ _RUN = {
     "sampling": "as it took effect, with the seed",
     "eos_token_ids": "ids that end a sample",
     "unused_generation_config": "what the model's generation_config.json says and is not used",
+    "notes": "what else the engine says of model and machine, such as why it is slow",
     "report": "the HTML page; null: none was written",
 }
 _STATUS = {

@@ -158,7 +158,9 @@ class TestFile:
 
     def test_a_file_that_cannot_be_read_is_refused(self, tmp_path: Path) -> None:
         missing = tmp_path / "nope.yaml"
-        assert problems_of(missing) == [f"{missing}: cannot be read: No such file or directory"]
+        assert problems_of(missing) == [
+            f"{missing}: cannot be read: No such file or directory; batchgen init DATA writes a first job file"
+        ]
         assert problems_of(tmp_path) == [f"{tmp_path}: cannot be read: Is a directory"]
 
     def test_a_byte_order_mark_and_windows_lines_change_nothing(self, tmp_path: Path) -> None:

@@ -40,9 +40,14 @@ def convert(
     if not found.is_done:
         print(f"{output}: {found.num_committed:,} of {found.num_rows:,} rows are committed so far", file=sys.stderr)
     if str(file) == "-":
+        num_left_out = 0
         for line in converted(stored, form):
-            if not line.is_error:
+            if line.is_error:
+                num_left_out += 1
+            else:
                 _write(line, sys.stdout)
+        if num_left_out:
+            print(f"{num_left_out:,} rows with an error are left out; name a file to have them too", file=sys.stderr)
         return
     apart = (errors or file.with_name(f"{file.stem}.errors{file.suffix}")) if form == "openai-batch" else None
     for path in () if overwrite else filter(None, (file, apart)):

@@ -30,7 +30,8 @@ def plan_lines(found: Forecast) -> Iterator[str]:
     yield from found.notes
     done = f", {found.num_done:,} of them committed already" if found.num_done else ""
     files = f"{found.num_files:,} file{'' if found.num_files == 1 else 's'}"
-    yield f"rows         {found.num_rows:,} in {files}{done}; {found.num_shards:,} shards to write"
+    shards = "shard" if found.num_shards == 1 else "shards"
+    yield f"rows         {found.num_rows:,} in {files}{done}; {found.num_shards:,} {shards} to write"
     yield from _prompt_lines(found)
     limit = "unlimited" if found.max_tokens is None else f"at most {found.max_tokens:,} tokens"
     yield f"completions  {found.num_sequences} a row, {limit} each"

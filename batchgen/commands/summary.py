@@ -39,6 +39,8 @@ def summary_lines(report: JobReport) -> Iterator[str]:
     yield f"  sampling   {effective_sampling(report.sampling)}{_endings(report)}"
     if report.unused_generation_config:
         yield f"  not used   {report.unused_generation_config} (of the model's generation_config.json)"
+    for note in report.notes:
+        yield f"  note       {note}"
     yield f"  files      {relative(report.data_dir)}: {_plural(len(report.data_files), 'Parquet file')}"
 
 

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from batchgen.data.files import OutputFiles
 from batchgen.errors import OutputUnavailable
+from batchgen.pipeline.progress import ProgressSnapshot
 from batchgen.pipeline.stored import read_output
 from batchgen.report.live import Live, look
 from batchgen.report.prometheus import prometheus_text
@@ -111,16 +112,23 @@ def panel(live: Live) -> RenderableType:
     if snapshot is not None and live.run is not None:
         if live.is_at_work:
             table.add_row("speed", _speed(live))
-        table.add_row("", Text(_spark(live), style="blue"))
-        table.add_row("batch", f"{snapshot.num_running:,} running, {snapshot.num_waiting:,} waiting")
-        table.add_row("KV cache", ProgressBar(total=1.0, completed=snapshot.kv_use, width=_WIDTH))
-        table.add_row(
-            "",
-            f"{snapshot.kv_use:.0%} in use, {1 - snapshot.kv_useful:.1%} of it empty; prefix hits "
-            f"{snapshot.cached_share:.0%}; {snapshot.num_preemptions:,} preemptions, {snapshot.num_copies:,} copies",
-        )
+        if spark := _spark(live):
+            table.add_row("", Text(spark, style="blue"))
+        if live.is_at_work:
+            # What a run held last says nothing once it has ended.
+            _add_engine(table, snapshot)
     title = Text(f"{Path(found.output).name}: {state(live)}", style="bold")
     return Panel(Group(table), title=title, title_align="left")
+
+
+def _add_engine(table: Table, snapshot: ProgressSnapshot) -> None:
+    table.add_row("batch", f"{snapshot.num_running:,} running, {snapshot.num_waiting:,} waiting")
+    table.add_row("KV cache", ProgressBar(total=1.0, completed=snapshot.kv_use, width=_WIDTH))
+    table.add_row(
+        "",
+        f"{snapshot.kv_use:.0%} in use, {1 - snapshot.kv_useful:.1%} of it empty; prefix hits "
+        f"{snapshot.cached_share:.0%}; {snapshot.num_preemptions:,} preemptions, {snapshot.num_copies:,} copies",
+    )
 
 
 def _speed(live: Live) -> str:

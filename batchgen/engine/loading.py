@@ -146,7 +146,7 @@ def load_parts(options: EngineOptions, device: Device | None = None, ops: Ops | 
         eos_token_ids=loaded.eos_token_ids,
         kv_cache_bytes=cache.num_bytes,
         is_asynchronous=device.is_asynchronous,
-        notes=tuple(note for note in (dependence, _unused_note(loaded)) if note),
+        notes=tuple(note for note in (_kernels_note(on_cpu), dependence, _unused_note(loaded)) if note),
         resolved={
             "model.dtype": str(loaded.dtype).removeprefix("torch."),
             "model.max_model_len": loaded.max_model_len,
@@ -156,6 +156,11 @@ def load_parts(options: EngineOptions, device: Device | None = None, ops: Ops | 
             "resolved.unused_generation_config": _unused_settings(loaded),
         },
     )
+
+
+def _kernels_note(on_cpu: bool) -> str:
+    reason = cpu.why_unavailable() if on_cpu else ""
+    return reason and f"slow: {reason}. Until then attention and sampling run through torch, many times slower"
 
 
 def _unused_settings(loaded: LoadedModel) -> str:
@@ -227,7 +232,7 @@ def _check_quantization(options: EngineOptions, loaded: LoadedModel, device: tor
         return False
     for wrong, message in (
         (device.type != "cpu", "is built for processors only; on a GPU leave it out"),
-        (not cpu.is_available(), "needs the C++ kernels; install with a C++ compiler"),
+        (not cpu.is_available(), f"needs the C++ kernels: {cpu.why_unavailable()}"),
         (loaded.dtype != torch.bfloat16, f"goes with model.dtype bfloat16, not {loaded.dtype}".replace("torch.", "")),
     ):
         if wrong:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -10,8 +9,6 @@ import torch
 from batchgen_kernels import copy_blocks, cpu, paged_attention, sample, store_kv, top_tokens
 from batchgen_kernels.sample import SampleResult
 from batchgen_kernels.top_tokens import TokenRanks, TopTokens
-
-logger = logging.getLogger(__name__)
 
 
 class Ops(NamedTuple):
@@ -38,13 +35,9 @@ REFERENCE = Ops(
 
 
 def select_ops(device: torch.device) -> Ops:
-    """The C++ twins on a processor where they are built; else each op's own choice, with one warning on a processor."""
+    """The C++ twins on a processor where they are built; else each op's own choice, which on a processor is torch."""
     if device.type != "cpu":
         return REFERENCE._replace(takes_plan=True)
     if cpu.is_available():
         return Ops(cpu.store_kv, cpu.copy_blocks, cpu.paged_attention, cpu.sample, cpu.top_tokens, cpu.token_ranks)
-    logger.warning(
-        "the C++ kernels are not built: attention and sampling run through torch, many times slower; "
-        "install a C++ compiler"
-    )
     return REFERENCE

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,7 @@ def calibration_key(job: JobConfig, model: ModelFiles) -> str:
     facts = {
         "format": FORMAT,
         "facts": recorded_facts(),
+        "kernels": _kernels(),
         "processor": _processor(),
         "cpus": len(os.sched_getaffinity(0)),
         "threads": os.environ.get("OMP_NUM_THREADS"),
@@ -170,6 +172,14 @@ def _fit(samples: Sequence[tuple[float, float, float]]) -> tuple[float, float, f
 
 def _path(key: str) -> Path:
     return cache_directory() / "calibration" / f"{key}.json"
+
+
+def _kernels() -> list[tuple[str, int, int]]:
+    """The built C++ kernels by name, size and time: with others, or none, a model is as fast as they are."""
+    spec = find_spec("batchgen_kernels")
+    folders = (spec.submodule_search_locations or []) if spec else []
+    found = [path for folder in folders for path in sorted(Path(folder, "cpu").glob("_native*"))]
+    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in found]
 
 
 def _processor() -> Mapping[str, Any]:

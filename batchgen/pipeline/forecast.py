@@ -153,7 +153,9 @@ def assess(
         notes=notes,
         warnings=list(warnings(job, left, sample, calibration, at_most)),
         machine="" if machine is None else machine.name,
-        recommended={} if calibration is None or machine is None else recommended(calibration, sample, job, machine),
+        recommended={}
+        if calibration is None or machine is None
+        else recommended(calibration, sample, job, machine, left),
         recommended_run={} if machine is None or num_rows <= job.output.shard_rows else {"workers": machine.workers},
     )
 
@@ -224,13 +226,13 @@ def _device(job: JobConfig, calibration: Calibration) -> str:
 
 
 def recommended(
-    calibration: Calibration, sample: PromptSample, job: JobConfig, machine: MachineClass
+    calibration: Calibration, sample: PromptSample, job: JobConfig, machine: MachineClass, num_rows: int
 ) -> dict[str, Any]:
-    """Settings of `engine:`: as many sequences as still help, and a cache that holds them."""
+    """Settings of `engine:`: as many sequences as still help and `num_rows` have, and a cache that holds them."""
     max_tokens = job.sampling.max_tokens or calibration.max_model_len
     context = sample.mean_length + max_tokens / 2
     best = max_sequences = 16
-    while best < machine.most_sequences:
+    while best < min(machine.most_sequences, num_rows * job.sampling.num_sequences):
         best *= 2
         gain = _rate(calibration, best, context) / _rate(calibration, best // 2, context)
         if gain < 1.05:

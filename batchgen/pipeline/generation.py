@@ -151,6 +151,7 @@ class Generation(ABC):
             sampling=self._session.job.sampling,
             eos_token_ids=tuple(self._session.eos_token_ids),
             unused_generation_config=self._session.unused_generation_config,
+            notes=tuple(self._session.notes),
         )
 
     def open_journal(self, scope: str, committed: Sequence[RowRange] = ()) -> Journal:

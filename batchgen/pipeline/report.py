@@ -43,6 +43,8 @@ class JobReport:
 
     unused_generation_config: str = ""
     """`temperature 0.7, top_p 0.9`: what the model's generation_config.json says and no row was drawn by."""
+    notes: tuple[str, ...] = ()
+    """What else the engine says of this model on this machine, such as why it is slow."""
 
     @property
     def completion_tokens_per_second(self) -> float:
@@ -69,4 +71,5 @@ class JobReport:
             "sampling": self.sampling.model_dump(mode="json"),
             "eos_token_ids": list(self.eos_token_ids),
             "unused_generation_config": self.unused_generation_config,
+            "notes": list(self.notes),
         }

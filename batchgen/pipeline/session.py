@@ -77,6 +77,8 @@ class Session:
     """Tokens that the KV cache of this run's engine holds; 0 before it is loaded."""
     damaged: list[int] = field(default_factory=list)
     """Committed files that are not what was committed; found when damage is to be repaired."""
+    notes: list[str] = field(default_factory=list)
+    """What the engines of this run say of model and machine, for the summary."""
 
     @property
     def index(self) -> RowIndex:
@@ -128,9 +130,15 @@ class Session:
         self.watcher.phase("loading the model")
         engine = self.services.make_engine(self.job, self.model.directory)
         self.watcher.messages(list(engine.notes))
+        self.keep_notes(engine.notes, engine.resolved)
         self.kv_tokens = engine.metrics.num_blocks * engine.metrics.block_size
         self.check_resolved(engine.resolved)
         return engine
+
+    def keep_notes(self, notes: Iterable[str], resolved: Mapping[str, Any]) -> None:
+        """Keep each for the summary once; what generation_config.json says has a line of its own there."""
+        unused = resolved.get("resolved.unused_generation_config")
+        self.notes += [note for note in notes if note not in self.notes and not (unused and str(unused) in note)]
 
     def check_resolved(self, resolved: Mapping[str, Any]) -> None:
         """FingerprintMismatch where `auto` comes to something else than when the output was begun."""

@@ -128,6 +128,13 @@ def test_a_dash_is_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert len(capsys.readouterr().out.splitlines()) == 6
 
 
+def test_rows_that_stdout_has_no_place_for_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    convert(finished_job(tmp_path, prompt=CHAT).output_dir, Path("-"), "openai-batch", overwrite=False)
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 5
+    assert captured.err == "1 rows with an error are left out; name a file to have them too\n"
+
+
 @pytest.mark.case(30)
 def test_values_that_json_lacks_are_written_by_rule() -> None:
     day = datetime.date(2026, 1, 2)

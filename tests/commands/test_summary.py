@@ -47,6 +47,10 @@ def test_summary_has_rows_tokens_speed_memory_sampling_and_files(
     ]
 
 
+def test_summary_says_why_a_run_was_slow(tmp_path: Path) -> None:
+    assert "  note       slow: build it again" in summary_lines(report(tmp_path, notes=("slow: build it again",)))
+
+
 def test_summary_of_a_finished_job_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     finished = report(tmp_path, num_rows_this_run=0)

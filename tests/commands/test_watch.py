@@ -88,6 +88,12 @@ def test_the_panel_shows_rows_errors_speed_and_cache(tmp_path: Path) -> None:
     assert "50 tok/s, 30 prompt tok/s" in text
     assert "3 running, 0 waiting" in text
     assert "50% in use" in text
+    (tmp_path / "ended").mkdir()
+    console.print(panel(seen(interrupted_job(tmp_path / "ended"), 2000.0)))
+    text = console.export_text()
+    assert "4 of 10 done, 4 committed" in text
+    assert "running" not in text
+    assert "KV cache" not in text
     console.file.close()
 
 

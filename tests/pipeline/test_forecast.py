@@ -90,9 +90,11 @@ def test_shared_prefixes_take_no_time_and_little_room() -> None:
 
 def test_recommended_settings_stop_where_more_sequences_gain_little() -> None:
     job = load_job(Path(__file__).parent.parent / "job_files/valid/smallest.yaml")
-    costly = recommended(replace(MEASURED, step_seconds=0.2), SAMPLE, job, SMALL_PROCESSOR)
-    cheap = recommended(replace(MEASURED, step_seconds=0.001), SAMPLE, job, SMALL_PROCESSOR)
+    costly = recommended(replace(MEASURED, step_seconds=0.2), SAMPLE, job, SMALL_PROCESSOR, 10_000)
+    cheap = recommended(replace(MEASURED, step_seconds=0.001), SAMPLE, job, SMALL_PROCESSOR, 10_000)
     assert costly["max_sequences"] > cheap["max_sequences"]
+    few = recommended(replace(MEASURED, step_seconds=0.2), SAMPLE, job, SMALL_PROCESSOR, 20)
+    assert few["max_sequences"] == 32
     assert int(costly["kv_cache_memory"].removesuffix("MiB")) % 64 == 0
 
 
@@ -181,7 +183,7 @@ def test_a_plan_measures_once_and_then_knows(tmp_path: Path, monkeypatch: pytest
     values = json.loads(json.dumps(first.to_json()))
     assert sum(count for *_, count in values["sample"]["histogram"]) == 20
     lines = list(plan_lines(first))
-    assert lines[0] == "rows         21 in 1 file; 1 shards to write"
+    assert lines[0] == "rows         21 in 1 file; 1 shard to write"
     assert any(
         line.startswith("warning      1 of 21 rows of the sample have no prompt: template_error") for line in lines
     )

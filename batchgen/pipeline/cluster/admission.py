@@ -34,6 +34,7 @@ class Admission:
             theirs = ", ".join(f"{key} is {facts.resolved.get(key)}, not {self.resolved[key]}" for key in differing)
             self.refuse(worker, f"worker {facts.name} on {facts.host} takes no part: {theirs}")
             return False
+        self._session.keep_notes(facts.notes, facts.resolved)
         self._tell([*facts.notes, *warnings_of(recorded_facts(), facts.recorded)])
         return True
 

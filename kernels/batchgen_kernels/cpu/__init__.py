@@ -15,6 +15,7 @@ from batchgen_kernels.cpu.library import (
     levels,
     set_level,
     set_num_threads,
+    why_unavailable,
 )
 from batchgen_kernels.cpu.linear import PackedGatedLinear, PackedLinear
 from batchgen_kernels.cpu.sample import sample, token_ranks, top_tokens
@@ -43,4 +44,5 @@ __all__ = [
     "store_kv",
     "token_ranks",
     "top_tokens",
+    "why_unavailable",
 ]

@@ -55,9 +55,12 @@ def _open() -> ctypes.CDLL | KernelsUnavailable:
         library = ctypes.CDLL(str(path))
         version = int(library.bg_interface_version())
     except (OSError, AttributeError) as error:
-        return KernelsUnavailable(f"{path.name} cannot be loaded ({error}); build it again")
+        return KernelsUnavailable(f"{path.name} cannot be loaded ({error}); build it again (pip install .)")
     if version != INTERFACE_VERSION:
-        return KernelsUnavailable(f"{path.name} has interface {version}, not {INTERFACE_VERSION}; build it again")
+        return KernelsUnavailable(
+            f"{path.name} has interface {version}, not {INTERFACE_VERSION}: it was built from other sources; "
+            "build it again (pip install .)"
+        )
     library.bg_level_name.restype = ctypes.c_char_p
     return library
 
@@ -73,6 +76,12 @@ def library() -> ctypes.CDLL:
 def is_available() -> bool:
     """Say whether the C++ kernels can be called here."""
     return isinstance(_open(), ctypes.CDLL)
+
+
+def why_unavailable() -> str:
+    """Say why the C++ kernels cannot be called here, and what to do; empty where they can."""
+    opened = _open()
+    return str(opened) if isinstance(opened, KernelsUnavailable) else ""
 
 
 def levels() -> list[str]:
