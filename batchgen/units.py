@@ -15,6 +15,11 @@ _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhd])\s*)+")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
 
 
+def plural(count: int, noun: str) -> str:
+    """`1 row`, `2,000 rows`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def parse_bytes(text: str) -> int:
     """`256MiB` -> 268435456; also kB, MB, GB, TB (powers of 1000) and KiB, GiB, TiB. Raises ValueError."""
     match = _BYTES.fullmatch(text.strip())

@@ -17,6 +17,7 @@ from batchgen.pipeline.convert import convert as converted
 from batchgen.pipeline.status import Status, status
 from batchgen.pipeline.stored import read_output
 from batchgen.pipeline.whole_file import whole_file
+from batchgen.units import plural
 
 
 class Written(NamedTuple):
@@ -47,7 +48,9 @@ def convert(
             else:
                 _write(line, sys.stdout)
         if num_left_out:
-            print(f"{num_left_out:,} rows with an error are left out; name a file to have them too", file=sys.stderr)
+            print(
+                f"{plural(num_left_out, 'row')} with an error left out; name a file to have them too", file=sys.stderr
+            )
         return
     apart = (errors or file.with_name(f"{file.stem}.errors{file.suffix}")) if form == "openai-batch" else None
     for path in () if overwrite else filter(None, (file, apart)):
@@ -57,11 +60,11 @@ def convert(
     if as_json:
         print_document(_document(form, file, written, found))
         return
-    print(f"{file}: {written.num_lines:,} lines", file=sys.stderr)
+    print(f"{file}: {plural(written.num_lines, 'line')}", file=sys.stderr)
     if written.errors_file is not None:
-        print(f"{written.errors_file}: {written.num_errors_apart:,} rows with an error", file=sys.stderr)
+        print(f"{written.errors_file}: {plural(written.num_errors_apart, 'row')} with an error", file=sys.stderr)
     elif form == "chat" and found.num_errors:
-        print(f"{found.num_errors:,} rows with an error are left out", file=sys.stderr)
+        print(f"{plural(found.num_errors, 'row')} with an error left out", file=sys.stderr)
 
 
 def _write_files(lines: Iterator[Line], file: Path, apart: Path | None) -> Written:

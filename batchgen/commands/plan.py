@@ -10,7 +10,7 @@ from batchgen.commands.document import print_document
 from batchgen.config import JobConfig
 from batchgen.pipeline.forecast import Estimate, Forecast, forecast
 from batchgen.pipeline.prompt_sample import histogram
-from batchgen.units import duration
+from batchgen.units import duration, plural
 
 BAR_WIDTH = 32
 
@@ -29,9 +29,8 @@ def plan_lines(found: Forecast) -> Iterator[str]:
     """The plan in words."""
     yield from found.notes
     done = f", {found.num_done:,} of them committed already" if found.num_done else ""
-    files = f"{found.num_files:,} file{'' if found.num_files == 1 else 's'}"
-    shards = "shard" if found.num_shards == 1 else "shards"
-    yield f"rows         {found.num_rows:,} in {files}{done}; {found.num_shards:,} {shards} to write"
+    files = plural(found.num_files, "file")
+    yield f"rows         {found.num_rows:,} in {files}{done}; {plural(found.num_shards, 'shard')} to write"
     yield from _prompt_lines(found)
     limit = "unlimited" if found.max_tokens is None else f"at most {found.max_tokens:,} tokens"
     yield f"completions  {found.num_sequences} a row, {limit} each"

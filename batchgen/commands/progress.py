@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from batchgen.pipeline.pace import Pace
 from batchgen.pipeline.progress import Progress, ProgressSnapshot
-from batchgen.units import duration
+from batchgen.units import duration, plural
 
 LINE_INTERVAL = 10.0
 """Seconds between two lines where there is no terminal."""
@@ -58,7 +58,7 @@ def figures(snapshot: ProgressSnapshot, pace: Pace) -> str:
     if snapshot.cached_share >= 0.005:
         parts.append(f"prefix hits {snapshot.cached_share:.0%}")
     if snapshot.num_errors:
-        parts.append(f"{snapshot.num_errors} errors")
+        parts.append(plural(snapshot.num_errors, "error"))
     seconds = pace.seconds_left(snapshot)
     if seconds is not None and snapshot.num_done < snapshot.num_rows:
         parts.append(f"{duration(max(1, round(seconds)))} left")

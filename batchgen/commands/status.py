@@ -10,7 +10,7 @@ from batchgen.data.files import OutputFiles
 from batchgen.pipeline.status import Status
 from batchgen.pipeline.status import status as look
 from batchgen.pipeline.stored import read_output
-from batchgen.units import duration
+from batchgen.units import duration, plural
 
 
 def status(output: Path, *, as_json: bool) -> None:
@@ -28,7 +28,8 @@ def status_lines(found: Status) -> Iterator[str]:
     codes = ", ".join(f"{count} {code}" for code, count in sorted(found.errors.items()))
     counts = f"{found.num_committed - found.num_errors:,} ok, {found.num_errors:,} error"
     state = "done" if found.is_done else "damaged" if found.problems else "not done"
-    yield f"{state}: {found.num_committed:,} of {found.num_rows:,} rows committed in {found.num_files:,} files"
+    rows, files = plural(found.num_rows, "row"), plural(found.num_files, "file")
+    yield f"{state}: {found.num_committed:,} of {rows} committed in {files}"
     yield f"  rows       {counts}{f' ({codes})' if codes else ''}"
     if found.num_journaled or found.num_begun:
         yield f"  journal    {found.num_journaled:,} rows finished and not committed yet, {found.num_begun:,} begun"

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from batchgen.config import OutputConfig
 from batchgen.pipeline.report import JobReport
 from batchgen.sampling_params import SamplingParams
-from batchgen.units import duration
+from batchgen.units import duration, plural
 
 NUM_ROWS_SHOWN = 3
 TEXT_WIDTH = 280
@@ -23,13 +23,13 @@ VALUE_WIDTH = 60
 
 def summary_lines(report: JobReport) -> Iterator[str]:
     """The figures of a run; one line, `nothing to do`, where all rows were committed before."""
-    counts = f"{_plural(report.num_rows, 'row')}: {report.num_ok} ok, {report.num_errors} error"
+    counts = f"{plural(report.num_rows, 'row')}: {report.num_ok} ok, {report.num_errors} error"
     if report.num_rows_this_run == 0:
         yield f"nothing to do: {counts}, all in {relative(report.data_dir)}"
         return
     yield f"done: {counts}{_codes(report.errors_by_code)}"
     if report.num_rows_this_run < report.num_rows:
-        yield f"  this run   {_plural(report.num_rows_this_run, 'row')}, the others were committed before"
+        yield f"  this run   {plural(report.num_rows_this_run, 'row')}, the others were committed before"
     yield (
         f"  tokens     {report.prompt_tokens:,} in ({report.cached_tokens:,} of them served from shared prefixes), "
         f"{report.completion_tokens:,} out"
@@ -41,7 +41,7 @@ def summary_lines(report: JobReport) -> Iterator[str]:
         yield f"  not used   {report.unused_generation_config} (of the model's generation_config.json)"
     for note in report.notes:
         yield f"  note       {note}"
-    yield f"  files      {relative(report.data_dir)}: {_plural(len(report.data_files), 'Parquet file')}"
+    yield f"  files      {relative(report.data_dir)}: {plural(len(report.data_files), 'Parquet file')}"
 
 
 def effective_sampling(sampling: SamplingParams) -> str:
@@ -111,10 +111,6 @@ def relative(path: Path) -> str:
 def _codes(errors_by_code: Mapping[str, int]) -> str:
     codes = ", ".join(f"{count} {code}" for code, count in sorted(errors_by_code.items()))
     return f" ({codes})" if codes else ""
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _plain(value: object) -> str:

@@ -14,6 +14,7 @@ from batchgen.errors import OutputDamaged
 from batchgen.pipeline.stored import read_output
 from batchgen.pipeline.verify import Verification
 from batchgen.pipeline.verify import verify as check
+from batchgen.units import plural
 
 
 def verify(output: Path, *, as_json: bool = False, repair: dict[str, Any] | None = None) -> None:
@@ -39,7 +40,8 @@ def verify(output: Path, *, as_json: bool = False, repair: dict[str, Any] | None
 def verification_lines(output: Path, found: Verification) -> Iterator[str]:
     """What is said of an output that is intact."""
     num_errors = sum(found.errors.values())
+    rows, files = plural(found.num_rows, "row"), plural(found.num_files, "file")
     yield (
-        f"{output}: intact: {found.num_committed:,} of {found.num_rows:,} rows in {found.num_files:,} files, "
+        f"{output}: intact: {found.num_committed:,} of {rows} in {files}, "
         f"{found.num_committed - num_errors:,} ok, {num_errors:,} error; size, hash, schema and keys are as recorded"
     )

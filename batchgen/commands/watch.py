@@ -21,7 +21,7 @@ from batchgen.pipeline.stored import read_output
 from batchgen.report.live import Live, look
 from batchgen.report.prometheus import prometheus_text
 from batchgen.report.series import series_of
-from batchgen.units import duration
+from batchgen.units import duration, plural
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 48
@@ -93,7 +93,7 @@ def line(live: Live) -> str:
         if live.seconds_left is not None:
             parts.append(f"{duration(max(1, round(live.seconds_left)))} left")
     if live.status.num_errors:
-        parts.append(f"{live.status.num_errors:,} errors")
+        parts.append(plural(live.status.num_errors, "error"))
     return ", ".join(parts)
 
 

@@ -13,6 +13,7 @@ from batchgen.config import InputConfig
 from batchgen.data.inputs import find_inputs
 from batchgen.data.reader import scan_inputs
 from batchgen.pipeline.bounded_reader import DecodingInChildren
+from batchgen.units import plural
 
 _CHATS = ("messages", "conversation", "conversations", "chat")
 _PROMPTS = ("prompt", "instruction", "question", "query", "input", "text", "content", "topic", "title")
@@ -31,7 +32,9 @@ def draft_job(inputs: Sequence[Path], model: str, job: Path) -> str:
     scan = scan_inputs(found.files[:1], config, decoding=DecodingInChildren())
     schema = scan.source_schema
     num_rows = sum(file.num_rows for file in scan.files)
-    of = f"{found.files[0].name}: {num_rows:,} rows" + (f"; {len(found.files):,} files" if len(found.files) > 1 else "")
+    of = f"{found.files[0].name}: {plural(num_rows, 'row')}" + (
+        f"; {len(found.files):,} files" if len(found.files) > 1 else ""
+    )
     return _TEXT.format(
         columns="\n".join(f"#   {_one_line(name)}: {kind}" for name, kind in _columns(schema)),
         found=_one_line(of),

@@ -62,7 +62,7 @@ def test_chat_has_the_messages_and_an_answer_for_each_sample(
     assert all(answer["role"] == "assistant" and answer["content"].startswith("Well, ") for answer in answers)
     assert answers[0] != answers[1]
     assert {chat["messages"][1]["content"] for chat in chats} == {"p0?", "p1?", "p2?", "p4?", "p5?"}
-    assert capsys.readouterr().err.endswith("1 rows with an error are left out\n")
+    assert capsys.readouterr().err.endswith("1 row with an error left out\n")
 
 
 def test_chat_of_plain_prompts_is_one_turn_of_the_user(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_rows_that_stdout_has_no_place_for_are_named(tmp_path: Path, capsys: pyt
     convert(finished_job(tmp_path, prompt=CHAT).output_dir, Path("-"), "openai-batch", overwrite=False)
     captured = capsys.readouterr()
     assert len(captured.out.splitlines()) == 5
-    assert captured.err == "1 rows with an error are left out; name a file to have them too\n"
+    assert captured.err == "1 row with an error left out; name a file to have them too\n"
 
 
 @pytest.mark.case(30)

@@ -29,7 +29,7 @@ def test_the_job_reads_the_data_and_asks_for_its_likeliest_column(tmp_path: Path
     assert job.prompt.messages[0].content == "{{ Question }}"
     assert job.input.path == str(tmp_path / name)
     text = (tmp_path / "job.yaml").read_text()
-    assert f"{name}: 1 rows. Its columns:\n#   id: string\n#   answer: string\n#   Question: string\n" in text
+    assert f"{name}: 1 row. Its columns:\n#   id: string\n#   answer: string\n#   Question: string\n" in text
     assert '# columns: ["id"]' in text
 
 

@@ -33,7 +33,7 @@ def test_a_finished_output_is_done(tmp_path: Path) -> None:
     assert (found.holder, found.problems, found.num_journaled, found.num_begun) == (None, [], 0, 0)
     assert json.loads(json.dumps(found.to_json()))["num_ok"] == 1
     lines = list(status_lines(found))
-    assert lines[0] == "done: 3 of 3 rows committed in 1 files"
+    assert lines[0] == "done: 3 of 3 rows committed in 1 file"
     assert lines[1] == "  rows       1 ok, 2 error (1 bad_json, 1 no_allowed_token)"
 
 
