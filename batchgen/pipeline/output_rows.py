@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
@@ -11,8 +12,8 @@ import pyarrow.parquet as pq
 
 from batchgen.data.commits import ShardFile, replay
 from batchgen.data.rows import RowKey
+from batchgen.pipeline.bounded_filter import BoundedFilter
 from batchgen.pipeline.stored import StoredOutput
-from batchgen.pipeline.where import OutputFilter
 
 Row = dict[str, Any]
 """One row of the output: its columns by name."""
@@ -50,12 +51,12 @@ def chosen_rows(stored: StoredOutput, where: str) -> Iterator[Row]:
 
     Columns that the expression does not name are read only of the pieces that hold such a row.
     """
-    row_filter = OutputFilter(where, stored.schema.names)
-    for batch in batches(stored):
-        narrow = batch.select(row_filter.columns) if row_filter.columns else batch
-        for index, values in enumerate(narrow.to_pylist()):
-            if row_filter.chooses(values):
-                yield batch.slice(index, 1).to_pylist()[0]
+    with closing(BoundedFilter(where, stored.schema.names)) as row_filter:
+        for batch in batches(stored):
+            narrow = batch.select(row_filter.columns) if row_filter.columns else batch
+            for index, is_chosen in enumerate(row_filter.choose(narrow.to_pylist())):
+                if is_chosen:
+                    yield batch.slice(index, 1).to_pylist()[0]
 
 
 def rows_of_keys(stored: StoredOutput, keys: Iterable[RowKey]) -> Iterator[Row]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from batchgen.config import JobConfig
 from batchgen.data.files import OutputFiles
 from batchgen.data.input_rows import InputRow, InputScan
+from batchgen.pipeline.where import OutputFilter
 from batchgen.records import Completion, PartialSample, Prompt, RowError, RowRange
 
 
@@ -144,6 +145,27 @@ FindModel = Callable[[JobConfig, Mapping[str, list[Any]]], ModelFiles]
 """(job, hashes known from an earlier run) -> model."""
 
 
+class RowChoice(Protocol):
+    """Chooses rows of an output."""
+
+    @property
+    def columns(self) -> list[str]:
+        """Those that it looks at."""
+        ...
+
+    def choose(self, rows: Sequence[dict[str, Any]]) -> list[bool]:
+        """Of each row whether it is chosen; JobError where that cannot be said."""
+        ...
+
+    def close(self) -> None:
+        """End what evaluates it."""
+        ...
+
+
+MakeFilter = Callable[[str, list[str]], RowChoice]
+"""(expression, columns of the output) -> what chooses; JobError where the expression is wrong."""
+
+
 @dataclass(frozen=True)
 class Services:
     """The outside world of a run; tests replace parts of it."""
@@ -153,5 +175,6 @@ class Services:
     make_feeder: MakeFeeder
     files: OutputFiles = field(default_factory=OutputFiles)
     check_prompts: CheckPrompts = lambda request: None
+    make_filter: MakeFilter = OutputFilter
     make_for_worker: Callable[[], Services] | None = None
     """The services of a worker process, which imports this function by its name; None: there are no workers."""

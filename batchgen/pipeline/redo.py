@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
@@ -28,8 +28,9 @@ from batchgen.pipeline.report import JobReport
 from batchgen.pipeline.services import default_services
 from batchgen.pipeline.session import OpenOptions, Session, Watcher, open_session
 from batchgen.pipeline.stop import StopWatch
-from batchgen.pipeline.where import OutputFilter
 from batchgen.records import Shard
+
+_BATCH_ROWS = 1024
 
 Choose = Callable[[Session], list[Shard]]
 """The shards to make anew, each with the ranges of the rows to generate."""
@@ -66,12 +67,15 @@ def repair(
 
 def chosen_rows(session: Session, where: str) -> list[Shard]:
     """Of each shard the rows for which an expression is true."""
-    row_filter = OutputFilter(where, session.schema.names)
-    return choose_rows(session, session.ledger.shards, row_filter.columns, row_filter.chooses)
+    with closing(session.services.make_filter(where, session.schema.names)) as row_filter:
+        return choose_rows(session, session.ledger.shards, row_filter.columns, row_filter.choose)
 
 
 def choose_rows(
-    session: Session, numbers: Iterable[int], columns: Iterable[str], chooses: Callable[[dict[str, Any]], bool]
+    session: Session,
+    numbers: Iterable[int],
+    columns: Iterable[str],
+    choose: Callable[[list[dict[str, Any]]], list[bool]],
 ) -> list[Shard]:
     """Of these shards the rows that are chosen by their columns; a row with a chosen sample is chosen."""
     struct = session.layout.struct_name
@@ -79,10 +83,11 @@ def choose_rows(
     for number in sorted(numbers):
         keys: list[RowKey] = []
         with session.services.files.open_read(session.ledger.paths.shard(number)) as file:
-            for batch in pq.ParquetFile(file).iter_batches(columns=sorted({*columns, struct})):
-                for row in batch.to_pylist():
+            for batch in pq.ParquetFile(file).iter_batches(_BATCH_ROWS, columns=sorted({*columns, struct})):
+                rows = batch.to_pylist()
+                for row, is_chosen in zip(rows, choose(rows), strict=True):
                     key = (row[struct]["source"], row[struct]["row"])
-                    if keys[-1:] != [key] and chooses(row):
+                    if is_chosen and keys[-1:] != [key]:
                         keys.append(key)
         if keys:
             shards.append(Shard(number, tuple(ranges_of(keys))))

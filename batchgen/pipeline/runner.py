@@ -94,7 +94,9 @@ def _retry_capacity_errors(session: Session, generation: Generation, stack: Exit
     generation.load()
     numbers = [number for number, kv_tokens in failed.items() if kv_tokens < session.kv_tokens]
     struct = session.layout.struct_name
-    shards = choose_rows(session, numbers, [struct], lambda row: row[struct]["error_code"] in REDONE_CODES)
+    shards = choose_rows(
+        session, numbers, [struct], lambda rows: [row[struct]["error_code"] in REDONE_CODES for row in rows]
+    )
     generation.tally.take_back(sum(session.index.count(rows) for shard in shards for rows in shard.ranges))
     redo_shards(session, generation, shards, CAPACITY_SCOPE, stack)
 

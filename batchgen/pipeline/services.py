@@ -9,6 +9,7 @@ from typing import Any
 import batchgen
 from batchgen.config import JobConfig
 from batchgen.pipeline import feeder
+from batchgen.pipeline.bounded_filter import BoundedFilter
 from batchgen.pipeline.feeder import PromptFeeder, preparer_spec
 from batchgen.pipeline.grammar_check import check_grammar
 from batchgen.pipeline.identity import hash_model_files
@@ -24,6 +25,7 @@ def default_services() -> Services:
         make_engine=make_engine,
         make_feeder=make_feeder,
         check_prompts=check_prompts,
+        make_filter=BoundedFilter,
         make_for_worker=default_services,
     )
 

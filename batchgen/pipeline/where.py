@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from typing import Any
 
 import jinja2
@@ -28,8 +29,15 @@ class OutputFilter:
             if name not in columns:
                 raise JobError(f"--where: no column {name!r} in the output{near_names(name, columns)}")
 
+    def choose(self, rows: Sequence[dict[str, Any]]) -> list[bool]:
+        """Of each row whether the expression is true; JobError where it cannot be computed."""
+        return [self.chooses(row) for row in rows]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
     def chooses(self, row: dict[str, Any]) -> bool:
-        """Whether the expression is true of a row; JobError where it cannot be computed."""
+        """Whether the expression is true of one row; JobError where it cannot be computed."""
         try:
             return bool(self._expression(row))
         except Exception as error:
