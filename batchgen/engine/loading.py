@@ -18,7 +18,7 @@ from batchgen.engine.independent_rows import make_rows_independent
 from batchgen.engine.kv_cache import KVCache, LayerShape
 from batchgen.engine.made_up import largest_batch
 from batchgen.engine.masks import AllowedTokens
-from batchgen.engine.memory import num_blocks_for
+from batchgen.engine.memory import num_blocks_for, touch_ahead
 from batchgen.engine.model_loader import LoadedModel, load_model
 from batchgen.engine.model_runner import ModelRunner
 from batchgen.engine.ops import Ops, select_ops
@@ -36,6 +36,8 @@ from batchgen.units import parse_bytes
 CPU_MAX_SEQUENCES = 256
 CPU_MAX_BATCH_TOKENS = 512
 """A step costs a fixed part and a part per token: few, full steps win, and past this nothing is gained."""
+TOUCHED_BYTES = 512 << 20
+"""Of the KV cache, while the model is made ready: what the first steps write to."""
 GPU_MAX_SEQUENCES = 1024
 GPU_MAX_BATCH_TOKENS = 8192
 
@@ -128,10 +130,11 @@ def load_parts(options: EngineOptions, device: Device | None = None, ops: Ops | 
         torch.set_num_threads(int(options.threads))
     loaded = load_model(directory, options.dtype, device.where, options.max_model_len)
     int8 = _check_quantization(options, loaded, device.where)
+    scheduler, cache = _make_cache(options, loaded, ops, device)
     if on_cpu:
+        touch_ahead(cache.tensors, TOUCHED_BYTES)
         make_rows_independent(loaded.model, loaded.attention_modules, int8)
     sampler = Sampler(ops, device)
-    scheduler, cache = _make_cache(options, loaded, ops, device)
     runner = ModelRunner(loaded, cache, ops, device)
     dependence = ""
     if on_cpu and not device.is_asynchronous:

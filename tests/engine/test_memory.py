@@ -1,0 +1,36 @@
+"""Memory that is made ready before it is written."""
+
+from __future__ import annotations
+
+import resource
+import sys
+
+import pytest
+import torch
+
+from batchgen.engine.memory import touch_ahead
+
+MIB = 1 << 20
+
+
+def faults_of_writing(tensor: torch.Tensor) -> int:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    tensor.fill_(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="madvise of Linux")
+def test_touched_memory_is_there_when_it_is_written_and_keeps_its_contents() -> None:
+    written = torch.arange(MIB, dtype=torch.int32)
+    tensors = [torch.empty(8 * MIB, dtype=torch.uint8) for _ in range(4)]
+    untouched = faults_of_writing(torch.empty(8 * MIB, dtype=torch.uint8))
+    touch_ahead([written, *tensors], 36 * MIB).join()
+    assert torch.equal(written, torch.arange(MIB, dtype=torch.int32))
+    assert sum(map(faults_of_writing, tensors)) < untouched / 2
+
+
+def test_no_more_is_touched_than_asked_for() -> None:
+    tensor = torch.empty(16 * MIB, dtype=torch.uint8)
+    touch_ahead([tensor], 4 * MIB).join()
+    assert faults_of_writing(tensor[8 * MIB :]) > 0
+    touch_ahead([], MIB).join()
