@@ -164,7 +164,10 @@ class PromptFeeder:
                 if death.out_of_time:
                     raise JobError("prompt: compiling the templates takes too long; simplify them") from death
                 last = death
-        raise BatchgenError(f"{last}; it cannot be started") from last
+        raise BatchgenError(
+            f"{last}, {_ATTEMPTS} times before the first row; see whether the machine has memory left, and try "
+            "`batchgen preview`"
+        ) from last
 
     def _drop_child(self) -> None:
         if self._child is not None:
