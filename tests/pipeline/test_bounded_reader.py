@@ -90,7 +90,7 @@ def test_a_row_that_no_memory_holds_is_an_error_with_file_and_row(tmp_path: Path
         assert [row.values["prompt"] for row in reader.read(RowRange(0, 0, 3))] == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("is_stream", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_record_batch_of_zeros_that_no_memory_holds_is_an_error_with_its_file(
     tmp_path: Path, is_stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,7 +57,7 @@ def test_a_prompt_that_is_too_long_is_an_error_row_and_its_neighbours_stay_in_th
 
 
 @pytest.mark.case(11)
-@pytest.mark.parametrize("truncate", ["left", "right"])
+@pytest.mark.parametrize("truncate", ["left", pytest.param("right", marks=pytest.mark.slow)])
 def test_it_is_cut_only_where_the_job_says_so(home: Path, truncate: str) -> None:
     rows = [{"prompt": prompt} for prompt in PROMPTS[:3]]
     found = answers(home, truncate, rows, truncate)
