@@ -5,10 +5,19 @@ struct SharedRows {
   float *maximum = nullptr, *sum = nullptr, *values = nullptr;
 };
 
+// The values of the keys [begin, end) of a segment, for one KV head.
+template <typename Cache> struct SegmentValues {
+  const Cache *cache;
+  const int64_t *rows;
+  int begin, end;
+};
+
 // One tile of rows meets one segment.
-struct Unit {
-  int tile = -1, turn = 0;  // turn: which loaded segment
-  int begin = 0, end = 0;   // keys, multiples of 16
+template <typename Cache> struct Unit {
+  RowState *state = nullptr;
+  int num_rows = 0;
+  int begin = 0, end = 0;  // keys, multiples of 16
+  const SegmentValues<Cache> *values = nullptr;  // to load, if this is the first unit of its segment
   LaneRange range;
   ScoreRule rule;
   Vec maximum, sum;
@@ -16,28 +25,34 @@ struct Unit {
   uint16_t *rounded;
 };
 
-// The rows of a task: which query and head each is, where its result so far lies.
-template <class Tile> class TaskRows {
+// The rows of a part: which query and head each is, where its result so far lies. The rows of a KV head fill tiles of
+// their own, and those of all its KV heads are alike but for the head.
+template <class Tile> class PartRows {
  public:
   static constexpr int L = Tile::kRows;
   using Query = typename Tile::QueryType;
 
-  TaskRows(const AttentionArgs &args, const AttentionPlan &plan, const SharedRows &shared, const PlanTask &task,
-           Scratch &scratch)
-      : args_(args), queries_(plan.queries.data() + task.query_begin), shared_(shared), node_(plan.nodes[task.node]),
-        task_(task), group_(args.num_heads / args.num_kv_heads), width_(Tile::value_width(args.head_dim_v)),
-        num_rows_((task.query_end - task.query_begin) * group_), num_tiles_((num_rows_ + L - 1) / L),
-        states_(scratch.take<RowState>(size_t(num_tiles_))),
-        positions_(scratch.take<int32_t>(size_t(num_tiles_) * L)) {
-    float *values = scratch.take<float>(size_t(num_tiles_) * L * width_);
-    for (int t = 0; t < num_tiles_; ++t) states_[t].values = values + size_t(t) * L * width_;
+  PartRows(const AttentionArgs &args, const AttentionPlan &plan, const SharedRows &shared, const PlanPart &part,
+           int first_tile, Scratch &scratch)
+      : part(part), node(plan.nodes[part.node]), first_tile(first_tile), args_(args),
+        queries_(plan.queries.data() + part.query_begin), shared_(shared), group_(args.num_heads / args.num_kv_heads),
+        width_(Tile::value_width(args.head_dim_v)), num_rows_((part.query_end - part.query_begin) * group_),
+        tiles_per_head_((num_rows_ + L - 1) / L), states_(scratch.take<RowState>(size_t(num_tiles()))),
+        positions_(scratch.take<int32_t>(size_t(tiles_per_head_) * L)) {
+    float *values = scratch.take<float>(size_t(num_tiles()) * L * width_);
+    for (int t = 0; t < num_tiles(); ++t) states_[t].values = values + size_t(t) * L * width_;
+    // Lanes without a row see what the last row sees, so they never force the masked path.
+    for (int row = 0; row < tiles_per_head_ * L; ++row)
+      positions_[row] = queries_[std::min(row, num_rows_ - 1) / group_].position;
   }
 
-  int num_tiles() const { return num_tiles_; }
-  int rows_of(int tile) const { return std::min(L, num_rows_ - tile * L); }
+  int num_tiles() const { return part.num_kv_heads * tiles_per_head_; }
+  int tiles_per_head() const { return tiles_per_head_; }
+  // Tiles are counted within the part here, and within the task from `first_tile` on in Tile.
+  int rows_of(int tile) const { return std::min(L, num_rows_ - tile % tiles_per_head_ * L); }
   int last_position() const { return positions_[num_rows_ - 1]; }
   const int32_t *positions(int tile) const { return positions_ + tile * L; }
-  RowState &state(int tile) { return states_[tile]; }
+  RowState &state(int tile) const { return states_[tile]; }
 
   int first_position() const {
     int first = INT32_MAX;
@@ -46,60 +61,67 @@ template <class Tile> class TaskRows {
   }
 
   void begin(Tile &tile) {
-    for (int t = 0; t < num_tiles_; ++t) {
+    for (int t = 0; t < num_tiles(); ++t) {
       std::fill_n(states_[t].maximum, kLanes, kNothing), std::fill_n(states_[t].sum, kLanes, 0.0f);
       std::memset(states_[t].values, 0, sizeof(float) * size_t(L * width_));
     }
-    for (int row = 0, query = 0, head = 0; row < num_tiles_ * L; ++row) {
-      // Lanes without a row see what the last row sees, so they never force the masked path.
-      positions_[row] = row < num_rows_ ? queries_[query].position : positions_[num_rows_ - 1];
-      if (row >= num_rows_) continue;
-      const Query *q = static_cast<const Query *>(args_.q) + queries_[query].token * args_.q_stride_t;
-      tile.set_query(row / L, row % L, q + (task_.kv_head * group_ + head) * args_.q_stride_h);
-      if (!node_.starts) receive(row, shared_row(query, head));
-      if (++head == group_) head = 0, ++query;
-    }
+    for_each_row([&](const Row &row) {
+      const Query *q = static_cast<const Query *>(args_.q) + queries_[row.query].token * args_.q_stride_t;
+      tile.set_query(first_tile + row.tile, row.lane, q + row.head * args_.q_stride_h);
+      if (!node.starts) receive(row);
+    });
   }
 
-  void end(const Tile &tile) {
-    for (int row = 0, query = 0, head = 0; row < num_rows_; ++row) {
-      node_.ends ? write(row, query, head, tile) : hand_on(row, shared_row(query, head));
-      if (++head == group_) head = 0, ++query;
-    }
+  void end(const Tile &tile) const {
+    for_each_row([&](const Row &row) { node.ends ? write(row, tile) : hand_on(row); });
   }
+
+  const PlanPart &part;
+  const PlanNode &node;
+  const int first_tile;
 
  private:
-  size_t shared_row(int query, int head) const {
-    return size_t(task_.query_begin + query) * args_.num_heads + task_.kv_head * group_ + head;
-  }
-  float *values(int row) { return states_[row / L].values + size_t(row % L) * width_; }
+  struct Row {
+    int tile, lane, query, head;
+  };
 
-  void receive(int row, size_t from) {
-    RowState &state = states_[row / L];
-    for (int lane = row % L; lane < kLanes; lane += L)
+  template <typename F> void for_each_row(F visit) const {
+    for (int kv_head = 0; kv_head < part.num_kv_heads; ++kv_head)
+      for (int row = 0; row < num_rows_; ++row)
+        visit(Row{kv_head * tiles_per_head_ + row / L, row % L, row / group_,
+                  (part.kv_head + kv_head) * group_ + row % group_});
+  }
+
+  size_t shared_row(const Row &row) const { return size_t(part.query_begin + row.query) * args_.num_heads + row.head; }
+  float *values(const Row &row) const { return states_[row.tile].values + size_t(row.lane) * width_; }
+
+  void receive(const Row &row) const {
+    const size_t from = shared_row(row);
+    RowState &state = states_[row.tile];
+    for (int lane = row.lane; lane < kLanes; lane += L)
       state.maximum[lane] = shared_.maximum[from], state.sum[lane] = shared_.sum[from];
     std::memcpy(values(row), shared_.values + from * width_, sizeof(float) * size_t(width_));
   }
 
-  void hand_on(int row, size_t to) {
-    const RowState &state = states_[row / L];
-    shared_.maximum[to] = state.maximum[row % L], shared_.sum[to] = state.sum[row % L];
+  void hand_on(const Row &row) const {
+    const size_t to = shared_row(row);
+    const RowState &state = states_[row.tile];
+    shared_.maximum[to] = state.maximum[row.lane], shared_.sum[to] = state.sum[row.lane];
     std::memcpy(shared_.values + to * width_, values(row), sizeof(float) * size_t(width_));
   }
 
-  void write(int row, int query, int head, const Tile &tile) {
-    const RowState &state = states_[row / L];
-    const float maximum = state.maximum[row % L], sum = state.sum[row % L];
-    const int head_index = task_.kv_head * group_ + head;
+  void write(const Row &row, const Tile &tile) const {
+    const RowState &state = states_[row.tile];
+    const float maximum = state.maximum[row.lane], sum = state.sum[row.lane];
     float factor = 1 / sum;
     if (args_.sinks) {
-      const float sink = args_.sinks[head_index], top = std::max(maximum, sink);
+      const float sink = args_.sinks[row.head], top = std::max(maximum, sink);
       float e[kLanes];
       store(e, exp(select(1, splat(maximum - top), splat(sink - top))));
       factor = e[0] / (sum * e[0] + e[1]);
     }
     Query *out = static_cast<Query *>(args_.out) +
-                 (size_t(queries_[query].token) * args_.num_heads + head_index) * args_.head_dim_v;
+                 (size_t(queries_[row.query].token) * args_.num_heads + row.head) * args_.head_dim_v;
     for (int d = 0; d < args_.head_dim_v; d += kLanes)
       store_as(out + d, tile.value_lanes(values(row), d) * splat(factor), std::min(kLanes, args_.head_dim_v - d));
   }
@@ -107,9 +129,7 @@ template <class Tile> class TaskRows {
   const AttentionArgs &args_;
   const PlannedQuery *queries_;
   const SharedRows &shared_;
-  const PlanNode &node_;
-  const PlanTask &task_;
-  const int group_, width_, num_rows_, num_tiles_;
+  const int group_, width_, num_rows_, tiles_per_head_;
   RowState *states_;
   int32_t *positions_;
 };
@@ -118,118 +138,158 @@ template <class Tile> class AttentionTask {
  public:
   static constexpr int L = Tile::kRows;
   using Cache = typename Tile::CacheType;
+  using Part = PartRows<Tile>;
 
   AttentionTask(const AttentionArgs &args, const AttentionPlan &plan, const SharedRows &shared, const PlanTask &task,
                 Scratch &scratch)
-      : args_(args), node_(plan.nodes[task.node]), kv_head_(task.kv_head), rows_(args, plan, shared, task, scratch),
-        tile_(scratch, args.head_dim_k, args.head_dim_v, args.block_size, rows_.num_tiles()),
+      : args_(args), num_parts_(task.part_end - task.part_begin), parts_(scratch.take<Part>(size_t(num_parts_))),
+        num_tiles_(take_parts(plan, shared, plan.parts.data() + task.part_begin, scratch)),
+        tile_(scratch, args.head_dim_k, args.head_dim_v, args.block_size, num_tiles_),
         values_(scratch.take<float>(size_t(L) * Tile::value_width(args.head_dim_v))),
-        ranges_(scratch.take<LaneRange>(size_t(rows_.num_tiles()))) {
-    for (Unit &unit : units_) {
+        ranges_(scratch.take<LaneRange>(size_t(num_tiles_))) {
+    for (auto &unit : units_) {
       unit.products = scratch.take<float>(kSegmentTokens * L);
       unit.rounded = scratch.take<uint16_t>(kSegmentTokens * L);
     }
   }
 
   void run() {
-    Tile::begin_task();
-    rows_.begin(tile_);
-    last_segment_ = std::min(node_.segment_end, rows_.last_position() / kSegmentTokens + 1);
-    int segment = node_.segment_begin;
-    // Segments before every row's window may lie in blocks that were given back.
-    if (args_.window) segment = std::max(segment, (rows_.first_position() + 1 - args_.window) / kSegmentTokens);
-    for (; segment < last_segment_; ++segment) visit_segment(segment);
+    for (int p = 0; p < num_parts_; ++p) parts_[p].begin(tile_);
+    for (int p = 0; p < num_parts_; ++p) {
+      const Part &part = parts_[p];
+      const int stop = std::min(part.node.segment_end, part.last_position() / kSegmentTokens + 1);
+      for (int segment = first_segment(part); segment < stop; ++segment) {
+        if (segment + 1 < stop)
+          fetch_ahead(part, segment + 1);
+        else if (p + 1 < num_parts_)
+          fetch_ahead(parts_[p + 1], first_segment(parts_[p + 1]));
+        visit_segment(part, segment);
+      }
+    }
     advance();
     advance();
-    rows_.end(tile_);
+    for (int p = 0; p < num_parts_; ++p) parts_[p].end(tile_);
   }
 
  private:
-  int64_t cache_row(int segment, int key) const {
-    const int token = segment * kSegmentTokens + key;
-    const int64_t block = node_.block_table[token / args_.block_size];
-    return (block * args_.num_kv_heads + kv_head_) * args_.block_size + token % args_.block_size;
+  int take_parts(const AttentionPlan &plan, const SharedRows &shared, const PlanPart *parts, Scratch &scratch) {
+    int num_tiles = 0;
+    for (int p = 0; p < num_parts_; ++p) {
+      new (parts_ + p) Part(args_, plan, shared, parts[p], num_tiles, scratch);
+      num_tiles += parts_[p].num_tiles();
+    }
+    return num_tiles;
   }
 
-  void visit_segment(int segment) {
+  // Segments before every row's window may lie in blocks that were given back.
+  int first_segment(const Part &part) const {
+    if (!args_.window) return part.node.segment_begin;
+    return std::max(part.node.segment_begin, (part.first_position() + 1 - args_.window) / kSegmentTokens);
+  }
+
+  const int32_t *blocks_of(const Part &part, int segment) const {
+    return part.node.block_table + segment * (kSegmentTokens / args_.block_size);
+  }
+  // The caches' row of the first token of a block, for the first KV head.
+  int64_t row_of(int32_t block) const { return int64_t(block) * args_.num_kv_heads * args_.block_size; }
+  // The rows of a KV head of a block follow those of the one before.
+  const Cache *keys_of(int kv_head) const {
+    return static_cast<const Cache *>(args_.k_cache) + int64_t(kv_head) * args_.block_size * args_.head_dim_k;
+  }
+  const Cache *values_of(int kv_head) const {
+    return static_cast<const Cache *>(args_.v_cache) + int64_t(kv_head) * args_.block_size * args_.head_dim_v;
+  }
+
+  void fetch_ahead(const Part &part, int segment) {
+    const int num_keys = std::min(kSegmentTokens, part.last_position() + 1 - segment * kSegmentTokens);
+    const size_t rows = size_t(args_.block_size * part.part.num_kv_heads);
+    const int32_t *block = blocks_of(part, segment);
+    ahead_.clear();
+    for (int key = 0; key < num_keys; key += args_.block_size, ++block) {
+      ahead_.add(keys_of(part.part.kv_head) + row_of(*block) * args_.head_dim_k, rows * sizeof(Cache) * args_.head_dim_k);
+      ahead_.add(values_of(part.part.kv_head) + row_of(*block) * args_.head_dim_v,
+                 rows * sizeof(Cache) * args_.head_dim_v);
+    }
+  }
+
+  void visit_segment(const Part &part, int segment) {
     int first = kSegmentTokens, last = 0;
-    for (int t = 0; t < rows_.num_tiles(); ++t) {
-      ranges_[t] = visible_keys<L>(rows_.positions(t), segment, args_.window);
+    for (int t = 0; t < part.tiles_per_head(); ++t) {
+      ranges_[t] = visible_keys<L>(part.positions(t), segment, args_.window);
       first = std::min(first, ranges_[t].first), last = std::max(last, ranges_[t].last);
     }
     if (first >= last) return;
-    int64_t rows[kSegmentTokens];
-    for (int key = first; key < last; ++key) rows[key] = cache_row(segment, key);
-    if (segment + 1 < last_segment_) prefetch(segment + 1);
-    turn_ = (turn_ + 1) % kSegmentsInFlight;
-    tile_.load_segment(turn_, static_cast<const Cache *>(args_.k_cache), static_cast<const Cache *>(args_.v_cache), rows,
-                       first, last, ahead_);
-    const ScoreRule rule = rule_of(rows, first, last);
-    for (int t = 0; t < rows_.num_tiles(); ++t)
-      if (ranges_[t].first < ranges_[t].last) add_unit(t, rule);
+    rows_turn_ = 1 - rows_turn_;
+    int64_t *rows = rows_[rows_turn_];
+    const int32_t *block = blocks_of(part, segment);
+    for (int key = 0; key < last; key += args_.block_size, ++block)
+      for (int i = 0; i < args_.block_size; ++i) rows[key + i] = row_of(*block) + i;
+    for (int i = 0, tile = 0; i < part.part.num_kv_heads; ++i) {
+      const int kv_head = part.part.kv_head + i;
+      turn_ = 1 - turn_;
+      tile_.load_keys(keys_of(kv_head), rows, first, last);
+      segment_values_[turn_] = {values_of(kv_head), rows, first, last};
+      const ScoreRule rule = rule_of(kv_head, rows, first, last);
+      const SegmentValues<Cache> *values = &segment_values_[turn_];
+      for (int t = 0; t < part.tiles_per_head(); ++t, ++tile)
+        if (ranges_[t].first < ranges_[t].last) add_unit(part, tile, ranges_[t], rule, values), values = nullptr;
+    }
   }
 
-  ScoreRule rule_of(const int64_t *rows, int first, int last) {
+  ScoreRule rule_of(int kv_head, const int64_t *rows, int first, int last) {
     ScoreRule rule{args_.scale, args_.softcap, nullptr, nullptr};
     if (!args_.k_scales) return rule;
     float *key_scale = key_scales_[turn_], *value_scale = value_scales_[turn_];
     std::fill_n(key_scale, kSegmentTokens, 0.0f), std::fill_n(value_scale, kSegmentTokens, 0.0f);
+    const int64_t from = int64_t(kv_head) * args_.block_size;
     for (int key = first; key < last; ++key)
-      key_scale[key] = args_.k_scales[rows[key]], value_scale[key] = args_.v_scales[rows[key]];
+      key_scale[key] = args_.k_scales[from + rows[key]], value_scale[key] = args_.v_scales[from + rows[key]];
     rule.key_scale = key_scale, rule.value_scale = value_scale;
     return rule;
   }
 
-  // Starts a unit, and takes the two before it one step on. The steps of a unit need each other's results at once, so
-  // each is followed by another unit's: products of this, weighted values of the last but one, weights of the last.
-  void add_unit(int tile, const ScoreRule &rule) {
-    Unit &unit = units_[count_ % kUnits];
-    unit.tile = tile, unit.turn = turn_, unit.range = ranges_[tile], unit.rule = rule;
-    unit.begin = unit.range.first / kLanes * kLanes, unit.end = (unit.range.last + kLanes - 1) / kLanes * kLanes;
-    tile_.multiply_keys(unit.turn, tile, unit.begin, unit.end, unit.products);
+  // Takes the two units before one step on, and starts a new one. The steps of a unit need each other's results, which are
+  // slow to come back from memory, so steps of other units lie between them: the weighted values of the last but one, the
+  // weights of the last, the products of this. One segment's values are held unpacked at a time, in the first cache.
+  void add_unit(const Part &part, int tile, const LaneRange &range, const ScoreRule &rule,
+                const SegmentValues<Cache> *values) {
     advance();
+    auto &unit = units_[count_ % 2];
+    unit.state = &part.state(tile), unit.num_rows = part.rows_of(tile);
+    unit.range = range, unit.rule = rule, unit.values = values;
+    unit.begin = range.first / kLanes * kLanes, unit.end = (range.last + kLanes - 1) / kLanes * kLanes;
+    tile_.multiply_keys(part.first_tile + tile, unit.begin, unit.end, unit.products);
   }
 
   void advance() {
-    Unit &last = units_[(count_ + kUnits - 1) % kUnits], &before = units_[(count_ + kUnits - 2) % kUnits];
-    if (before.tile >= 0)
-      tile_.weigh_values(before.turn, before.products, before.rounded, rows_.rows_of(before.tile), before.begin,
-                         before.end, values_);
-    if (last.tile >= 0) {
+    ++count_;
+    auto &last = units_[(count_ + 1) % 2], &before = units_[count_ % 2];
+    if (before.state)
+      tile_.weigh_values(before.products, before.rounded, before.num_rows, before.begin, before.end, values_);
+    if (last.state) {
+      if (const auto *values = last.values) tile_.load_values(values->cache, values->rows, values->begin, values->end, ahead_);
       weigh_keys<L>(last.products, last.begin, last.end, last.range, last.rule, ahead_, last.maximum, last.sum);
       tile_.round_weights(last.products, last.begin, last.end, last.rounded);
     }
-    if (before.tile >= 0)
-      merge_segment(rows_.state(before.tile), values_, rows_.rows_of(before.tile), Tile::value_width(args_.head_dim_v),
-                    before.maximum, before.sum);
-    before.tile = -1;
-    ++count_;
-  }
-
-  void prefetch(int segment) {
-    const int first_token = segment * kSegmentTokens;
-    const int tokens = std::min(kSegmentTokens, rows_.last_position() + 1 - first_token);
-    ahead_.clear();
-    for (int token = 0; token < tokens; token += args_.block_size) {
-      const int64_t row = cache_row(segment, token);
-      const size_t bytes = sizeof(Cache) * size_t(std::min(args_.block_size, tokens - token));
-      ahead_.add(static_cast<const Cache *>(args_.k_cache) + row * args_.head_dim_k, bytes * size_t(args_.head_dim_k));
-      ahead_.add(static_cast<const Cache *>(args_.v_cache) + row * args_.head_dim_v, bytes * size_t(args_.head_dim_v));
-    }
+    if (before.state)
+      merge_segment(*before.state, values_, before.num_rows, Tile::value_width(args_.head_dim_v), before.maximum,
+                    before.sum);
+    before.state = nullptr;
   }
 
   const AttentionArgs &args_;
-  const PlanNode &node_;
-  const int kv_head_;
-  TaskRows<Tile> rows_;
+  const int num_parts_;
+  Part *parts_;
+  const int num_tiles_;
   Tile tile_;
   float *values_;
   LaneRange *ranges_;
   Prefetcher ahead_;
-  static constexpr int kUnits = 3;
-  Unit units_[kUnits];
-  int count_ = 0, turn_ = 0, last_segment_ = 0;
-  float key_scales_[kSegmentsInFlight][kSegmentTokens], value_scales_[kSegmentsInFlight][kSegmentTokens];
+  Unit<Cache> units_[2];
+  SegmentValues<Cache> segment_values_[2];
+  int64_t rows_[2][kSegmentTokens];  // of the caches, for the keys of two segments
+  int count_ = 0, turn_ = 0, rows_turn_ = 0;
+  float key_scales_[2][kSegmentTokens], value_scales_[2][kSegmentTokens];
 };
 
 template <class Wide, class Narrow> static void run_attention(const AttentionArgs &args, const AttentionPlan &plan) {
@@ -245,11 +305,17 @@ template <class Wide, class Narrow> static void run_attention(const AttentionArg
 #pragma omp parallel num_threads(args.num_threads)
   {
     Scratch &scratch = thread_scratch();
+    int rows = 0;  // of the tiles that this thread is set up for
     for (const auto &phase : plan.phases) {
 #pragma omp for schedule(dynamic, 1)
       for (size_t i = 0; i < phase.size(); ++i) {
         scratch.reset();
-        if ((phase[i].query_end - phase[i].query_begin) * group <= Narrow::kRows)
+        const PlanPart &first = plan.parts[phase[i].part_begin];
+        const bool narrow = (first.query_end - first.query_begin) * group <= Narrow::kRows;
+        const int needed = narrow ? Narrow::kRows : Wide::kRows;
+        if (rows != needed) narrow ? Narrow::begin_tasks() : Wide::begin_tasks();
+        rows = needed;
+        if (narrow)
           AttentionTask<Narrow>(args, plan, shared, phase[i], scratch).run();
         else
           AttentionTask<Wide>(args, plan, shared, phase[i], scratch).run();

@@ -6,10 +6,14 @@
 
 namespace {
 
-// Enough rows to use keys and values well once they are in the first cache, few enough to share out among threads.
-constexpr int kRowsPerTask = 192;
+// Enough rows to use keys and values well once they are in the first cache, few enough to share out among threads; a part
+// that is cut for balance keeps the fewest, since each piece reads all keys.
+constexpr int kMostRows = 192, kFewestRows = 64;
 
-int divide_up(int a, int b) { return (a + b - 1) / b; }
+// A thread's share of a phase is at least this many tasks, so that all end at about the same time.
+constexpr int kLongTasks = 3, kShortTasks = 8;
+
+template <typename T> T divide_up(T a, T b) { return (a + b - 1) / b; }
 
 struct SequenceSpan {
   int32_t query_begin, num_queries, first_position;
@@ -20,7 +24,9 @@ struct SequenceSpan {
 
 class Planner {
  public:
-  explicit Planner(const AttentionArgs &args) : args_(args), blocks_per_segment_(kSegmentTokens / args.block_size) {}
+  explicit Planner(const AttentionArgs &args)
+      : args_(args), blocks_per_segment_(kSegmentTokens / args.block_size),
+        group_(args.num_heads / args.num_kv_heads) {}
 
   AttentionPlan build() {
     collect_sequences();
@@ -30,8 +36,7 @@ class Planner {
       add_subtree(i, j, 0, 0);
       i = j;
     }
-    for (auto &phase : plan_.phases)
-      std::stable_sort(phase.begin(), phase.end(), [](const PlanTask &a, const PlanTask &b) { return a.cost > b.cost; });
+    for (const auto &parts : parts_) plan_.phases.push_back(tasks_of(cut_long_ones(parts)));
     return std::move(plan_);
   }
 
@@ -97,30 +102,82 @@ class Planner {
     const int query_begin = first.query_begin, query_end = last.query_begin + last.num_queries;
     plan_.nodes.push_back(
         {query_begin, query_end, segment_begin, segment_end, first.block_table, segment_begin == 0, ends});
-    if (plan_.phases.size() <= depth) plan_.phases.resize(depth + 1);
-    const int group = args_.num_heads / args_.num_kv_heads;
-    const int num_queries = query_end - query_begin;
-    const int num_parts = divide_up(num_queries * group, std::max(kRowsPerTask, group));
-    const int per_part = divide_up(num_queries, num_parts);
-    for (int head = 0; head < args_.num_kv_heads; ++head)
-      for (int q = query_begin; q < query_end; q += per_part) {
-        const int stop = std::min(q + per_part, query_end);
-        plan_.phases[depth].push_back({int32_t(plan_.nodes.size()) - 1, head, q, stop, cost_of(q, stop, group)});
-      }
+    if (parts_.size() <= depth) parts_.resize(depth + 1);
+    const int node = int(plan_.nodes.size()) - 1, heads = heads_per_part(query_end - query_begin);
+    for (int head = 0; head < args_.num_kv_heads; head += heads)
+      add_parts(parts_[depth], {node, head, heads, query_begin, query_end, 0}, kMostRows);
   }
 
+  // With few rows, keys and values are read once and not again, and a block's lie side by side for all heads.
+  int heads_per_part(int num_queries) const {
+    const bool few_rows = num_queries * group_ <= kLanes;
+    return few_rows && args_.num_sequences >= kShortTasks * args_.num_threads ? args_.num_kv_heads : 1;
+  }
+
+  // Cuts `whole` evenly into parts of at most `most_rows` rows or one query.
+  void add_parts(std::vector<PlanPart> &parts, const PlanPart &whole, int most_rows) const {
+    const int num_queries = whole.query_end - whole.query_begin;
+    const int count = divide_up(num_queries, std::max(most_rows / group_, 1));
+    for (int i = 0; i < count; ++i) {
+      PlanPart part = whole;
+      part.query_begin = whole.query_begin + int(int64_t(num_queries) * i / count);
+      part.query_end = whole.query_begin + int(int64_t(num_queries) * (i + 1) / count);
+      part.cost = cost_of(part);
+      parts.push_back(part);
+    }
+  }
+
+  // What a thread may take at a time of parts that cost so much together.
+  int64_t share_of(const std::vector<PlanPart> &parts, int tasks_per_thread) const {
+    int64_t total = 0;
+    for (const PlanPart &part : parts) total += part.cost;
+    return total / (tasks_per_thread * args_.num_threads) + 1;
+  }
+
+  std::vector<PlanPart> cut_long_ones(const std::vector<PlanPart> &parts) const {
+    const int64_t most = share_of(parts, kLongTasks);
+    std::vector<PlanPart> cut;
+    for (const PlanPart &part : parts)
+      add_parts(cut, part, std::max(int(divide_up<int64_t>(rows_of(part), divide_up(part.cost, most))), kFewestRows));
+    return cut;
+  }
+
+  // Longest first. Parts with few rows are joined: their tiles take turns, and the first keys of one are fetched while the
+  // last of the one before are computed.
+  std::vector<PlanTask> tasks_of(const std::vector<PlanPart> &parts) {
+    const int64_t most = share_of(parts, kShortTasks);
+    std::vector<PlanTask> tasks;
+    int width_before = 0;
+    for (const PlanPart &part : parts) {
+      const int index = int(plan_.parts.size()), rows = rows_of(part);
+      const int width = rows <= 4 ? 4 : rows <= kLanes ? kLanes : 0;
+      if (width && width == width_before && tasks.back().cost + part.cost <= most)
+        tasks.back().part_end = index + 1, tasks.back().cost += part.cost;
+      else
+        tasks.push_back({index, index + 1, part.cost});
+      width_before = width;
+      plan_.parts.push_back(part);
+    }
+    std::stable_sort(tasks.begin(), tasks.end(), [](const PlanTask &a, const PlanTask &b) { return a.cost > b.cost; });
+    return tasks;
+  }
+
+  int rows_of(const PlanPart &part) const { return (part.query_end - part.query_begin) * group_; }
+
   // Proportional to time: reading a segment counts as much as computing about sixteen rows of it.
-  int64_t cost_of(int query_begin, int query_end, int group) const {
-    const PlanNode &node = plan_.nodes.back();
+  int64_t cost_of(const PlanPart &part) const {
+    const PlanNode &node = plan_.nodes[part.node];
     int segments = node.segment_end - node.segment_begin;
     if (node.ends)
-      segments = std::min(segments, plan_.queries[query_end - 1].position / kSegmentTokens + 1 - node.segment_begin);
-    return int64_t(segments) * (divide_up((query_end - query_begin) * group, kLanes) + 1);
+      segments =
+          std::min(segments, plan_.queries[part.query_end - 1].position / kSegmentTokens + 1 - node.segment_begin);
+    return int64_t(segments) * part.num_kv_heads * (divide_up(rows_of(part), kLanes) + 1);
   }
 
   const AttentionArgs &args_;
-  const int blocks_per_segment_;
+  const int blocks_per_segment_, group_;
   std::vector<SequenceSpan> spans_;
+  std::vector<std::vector<PlanPart>> parts_;  // by phase
   AttentionPlan plan_;
 };
 

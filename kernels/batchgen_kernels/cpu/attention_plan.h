@@ -20,15 +20,22 @@ struct PlanNode {
   bool starts, ends;                   // no parent; no child
 };
 
-// Some rows of a node for one kv head: a thread takes it whole.
+// Some rows of a node for some KV heads.
+struct PlanPart {
+  int32_t node, kv_head, num_kv_heads, query_begin, query_end;
+  int64_t cost;
+};
+
+// Parts that a thread takes one after the other: one with many rows, or several with few (1 to 4 or 5 to 16 rows a head).
 struct PlanTask {
-  int32_t node, kv_head, query_begin, query_end;
+  int32_t part_begin, part_end;  // in AttentionPlan::parts
   int64_t cost;
 };
 
 struct AttentionPlan {
   std::vector<PlannedQuery> queries;
   std::vector<PlanNode> nodes;
+  std::vector<PlanPart> parts;
   std::vector<std::vector<PlanTask>> phases;  // a phase needs only results of earlier ones
   bool has_shared_nodes = false;
 };

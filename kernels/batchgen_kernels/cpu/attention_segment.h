@@ -7,9 +7,6 @@
 // Finite, so that a row which has seen nothing yet merges without NaN: (-1e30) - (-1e30) = 0.
 constexpr float kNothing = -1e30f;
 
-// Segments whose keys and values are held unpacked at a time; see AttentionTask::advance.
-constexpr int kSegmentsInFlight = 3;
-
 template <int L> static inline Vec spread_rows(const float *rows) {
   if constexpr (L == kLanes) return load(rows);
   return repeat_quad(rows);
@@ -48,7 +45,8 @@ template <int L> static inline LaneRange visible_keys(const int32_t *positions, 
   return {spread_rows<L>(begin), spread_rows<L>(end), first, last, whole};
 }
 
-// Fetches the next segment a few lines at a time between the arithmetic of this one: all at once they would only queue.
+// Fetches the keys and values that come next a few lines at a time between the arithmetic of those before (all at once they
+// would only queue), in the order of their addresses, which the processor's own prefetcher follows.
 class Prefetcher {
  public:
   void clear() { num_regions_ = next_ = lines_ = 0; }
@@ -90,40 +88,64 @@ static inline Vec soft_cap(Vec score, float cap) {
   return (splat(1.0f) - splat(2.0f) / (power + splat(1.0f))) * splat(cap);
 }
 
-// Turns products[key][L] of keys [key_begin, key_end) into e^(score - max) in place; a key that a lane does not see
-// weighs 0. Returns each lane's maximum and sum, which depend on the keys it sees alone.
-template <int L>
-static inline void weigh_keys(float *products, int key_begin, int key_end, const LaneRange &range, const ScoreRule &rule,
-                              Prefetcher &ahead, Vec &maximum, Vec &sum) {
-  constexpr int kKeys = kLanes / L, kSums = 4 / kKeys;
-  maximum = splat(kNothing);
-  for (int key = key_begin; key < key_end; key += kKeys) {
-    Vec score = load(products + key * L) * splat(rule.scale);
-    if (rule.key_scale) score = score * spread_keys<L>(rule.key_scale + key);
-    if (rule.softcap != 0) score = soft_cap(score, rule.softcap);
-    if (!range.whole) score = select(range.lanes_that_see<L>(key), score, splat(kNothing));
-    maximum = max(maximum, score);
-    store(products + key * L, score);
-    ahead.step();
-  }
-  if (L < kLanes) maximum = fold_groups(maximum, [](Vec a, Vec b) { return max(a, b); });
+// Turns products[key][L] of keys [key_begin, key_end), multiples of 16, into e^(score - max) in place; a key that a lane
+// does not see weighs 0. Returns each lane's maximum and sum, which depend on the keys it sees alone. kPlain: all lanes
+// see all keys, and scores are products times the scale.
+template <int L, bool kPlain>
+static inline void weigh_seen_keys(float *products, int key_begin, int key_end, const LaneRange &range,
+                                   const ScoreRule &rule, Prefetcher &ahead, Vec &maximum, Vec &sum) {
+  constexpr int kKeys = kLanes / L, kVectors = 4;  // in flight
+  const Vec scale = splat(rule.scale);
+  Vec highest[kVectors];
+  for (int i = 0; i < kVectors; ++i) highest[i] = splat(kNothing);
+  for (int first = key_begin; first < key_end; first += kVectors * kKeys)
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) {
+      const int key = first + i * kKeys;
+      Vec score = load(products + key * L) * scale;
+      if constexpr (!kPlain) {
+        if (rule.key_scale) score = score * spread_keys<L>(rule.key_scale + key);
+        if (rule.softcap != 0) score = soft_cap(score, rule.softcap);
+        if (!range.whole) score = select(range.lanes_that_see<L>(key), score, splat(kNothing));
+        store(products + key * L, score);
+      }
+      highest[i] = max(highest[i], score);
+      if constexpr (L < kLanes) ahead.step();
+    }
+  Vec top = max(max(highest[0], highest[1]), max(highest[2], highest[3]));
+  if constexpr (L < kLanes) top = fold_groups(top, [](Vec a, Vec b) { return max(a, b); });
+  constexpr int kSums = 4 / kKeys;
   Vec sums[kSums];  // of the keys that are equal modulo four
   for (int i = 0; i < kSums; ++i) sums[i] = zero();
-  for (int key = key_begin; key < key_end; key += kKeys * kSums)
-    for (int i = 0; i < kSums; ++i) {
-      float *at = products + (key + i * kKeys) * L;
-      const Vec score = load(at);
-      Vec weight = exp(score - maximum);
-      if (!range.whole) weight = select(greater(splat(kNothing / 2), score), zero(), weight);
-      sums[i] = sums[i] + weight;
-      if (rule.value_scale) weight = weight * spread_keys<L>(rule.value_scale + key + i * kKeys);
-      store(at, weight);
-      ahead.step();
+  for (int first = key_begin; first < key_end; first += kVectors * kKeys)
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) {
+      const int key = first + i * kKeys;
+      Vec score = load(products + key * L);
+      if constexpr (kPlain) score = score * scale;
+      Vec weight = exp(score - top);
+      if constexpr (!kPlain)
+        if (!range.whole) weight = select(greater(splat(kNothing / 2), score), zero(), weight);
+      sums[i % kSums] = sums[i % kSums] + weight;
+      if constexpr (!kPlain)
+        if (rule.value_scale) weight = weight * spread_keys<L>(rule.value_scale + key);
+      store(products + key * L, weight);
+      if constexpr (L < kLanes) ahead.step();
     }
+  maximum = top;
   if constexpr (L == kLanes)
     sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
   else
     sum = fold_groups(sums[0], [](Vec a, Vec b) { return a + b; });
+}
+
+template <int L>
+static inline void weigh_keys(float *products, int key_begin, int key_end, const LaneRange &range, const ScoreRule &rule,
+                              Prefetcher &ahead, Vec &maximum, Vec &sum) {
+  if (range.whole && !rule.key_scale && rule.softcap == 0)
+    weigh_seen_keys<L, true>(products, key_begin, key_end, range, rule, ahead, maximum, sum);
+  else
+    weigh_seen_keys<L, false>(products, key_begin, key_end, range, rule, ahead, maximum, sum);
 }
 
 // Running result of L rows over the segments seen so far.

@@ -11,19 +11,17 @@ template <typename Cache, int L> class PairTile {
   static constexpr int kRows = L;
 
   static int value_width(int head_dim_v) { return (head_dim_v + 31) / 32 * 32; }
-  static void begin_task() { PairProducts<L>::begin_task(); }
+  static void begin_tasks() { PairProducts<L>::begin_tasks(); }
 
   PairTile(Scratch &scratch, int head_dim_k, int head_dim_v, int block_size, int num_tiles)
       : dim_k_(head_dim_k), dim_v_(head_dim_v), padded_k_((head_dim_k + 31) / 32 * 32), width_(value_width(head_dim_v)),
         direct_(std::is_same_v<Cache, uint16_t> && padded_k_ == dim_k_ && block_size % kLanes == 0),
         queries_(scratch.take<uint16_t>(size_t(num_tiles) * padded_k_ * L)) {
     std::memset(queries_, 0, sizeof(uint16_t) * size_t(num_tiles) * padded_k_ * L);
-    for (Segment &segment : ring_) {
-      segment.values = scratch.take<uint16_t>(size_t(kSegmentTokens) * width_);
-      if (direct_) continue;
-      segment.keys = scratch.take<uint16_t>(size_t(kSegmentTokens) * padded_k_);
-      std::memset(segment.keys, 0, sizeof(uint16_t) * size_t(kSegmentTokens) * padded_k_);
-    }
+    values_ = scratch.take<uint16_t>(size_t(kSegmentTokens) * width_);
+    if (direct_) return;
+    keys_ = scratch.take<uint16_t>(size_t(kSegmentTokens) * padded_k_);
+    std::memset(keys_, 0, sizeof(uint16_t) * size_t(kSegmentTokens) * padded_k_);
   }
 
   // queries_[tile][d / 2][lane] holds the pair (d, d + 1).
@@ -33,33 +31,34 @@ template <typename Cache, int L> class PairTile {
     if (dim_k_ % 2) to[dim_k_ / 2 * L] = q[dim_k_ - 1];
   }
 
-  // Keys and values [begin, end) of one segment; rows[k] is the cache row of key k.
-  void load_segment(int turn, const Cache *k_cache, const Cache *v_cache, const int64_t *rows, int begin, int end,
-                    Prefetcher &ahead) {
-    Segment &to = ring_[turn];
+  // Keys [begin, end) of one segment; rows[k] is the cache row of key k.
+  void load_keys(const Cache *k_cache, const int64_t *rows, int begin, int end) {
     for (int tile = begin / kLanes; tile * kLanes < end; ++tile) {
       const int first = std::max(begin, tile * kLanes), last = std::min(end, (tile + 1) * kLanes);
       if (direct_) {
         // The tile lies in one block, so its other rows can be read, and are masked later.
-        to.key_rows[tile] = reinterpret_cast<const uint16_t *>(k_cache + (rows[first] - first % kLanes) * dim_k_);
+        key_rows_[tile] = reinterpret_cast<const uint16_t *>(k_cache + (rows[first] - first % kLanes) * dim_k_);
         continue;
       }
-      for (int key = first; key < last; ++key) copy_row(k_cache + rows[key] * dim_k_, dim_k_, to.keys + key * padded_k_);
-      to.key_rows[tile] = to.keys + tile * kLanes * padded_k_;
+      for (int key = first; key < last; ++key) copy_row(k_cache + rows[key] * dim_k_, dim_k_, keys_ + key * padded_k_);
+      key_rows_[tile] = keys_ + tile * kLanes * padded_k_;
     }
+  }
+
+  void load_values(const Cache *v_cache, const int64_t *rows, int begin, int end, Prefetcher &ahead) {
     // Keys outside [begin, end) weigh 0, and 0 times whatever lies there must be 0.
     for (int key = 0; key < kSegmentTokens; key += 2) {
       const Cache *even = key >= begin && key < end ? v_cache + rows[key] * dim_v_ : nullptr;
       const Cache *odd = key + 1 >= begin && key + 1 < end ? v_cache + rows[key + 1] * dim_v_ : nullptr;
-      interleave_rows(even, odd, to.values + size_t(key) * width_);
+      interleave_rows(even, odd, values_ + size_t(key) * width_);
       ahead.step();
     }
   }
 
   // products[key][L] of keys [begin, end), both multiples of 16.
-  void multiply_keys(int turn, int tile, int begin, int end, float *products) const {
+  void multiply_keys(int tile, int begin, int end, float *products) const {
     const uint16_t *q = queries_ + size_t(tile) * padded_k_ * L;
-    PairProducts<L>::multiply_keys(ring_[turn].key_rows, q, padded_k_, begin, end, products);
+    PairProducts<L>::multiply_keys(key_rows_, q, padded_k_, begin, end, products);
   }
 
   // rounded[row][key] in bf16, zero outside [begin, end).
@@ -71,8 +70,8 @@ template <typename Cache, int L> class PairTile {
   }
 
   // out[row][d] = sum over keys [begin, end) of rounded[row][key] * value[key][d].
-  void weigh_values(int turn, const float *, const uint16_t *rounded, int num_rows, int begin, int end, float *out) const {
-    PairProducts<L>::weigh_values(rounded, ring_[turn].values, width_, num_rows, begin, end, out);
+  void weigh_values(const float *, const uint16_t *rounded, int num_rows, int begin, int end, float *out) const {
+    PairProducts<L>::weigh_values(rounded, values_, width_, num_rows, begin, end, out);
   }
 
   Vec value_lanes(const float *values, int d) const {
@@ -82,11 +81,6 @@ template <typename Cache, int L> class PairTile {
   }
 
  private:
-  struct Segment {
-    uint16_t *values, *keys = nullptr;
-    const uint16_t *key_rows[kSegmentTokens / kLanes];
-  };
-
   static __m512i load_32(const uint16_t *p, int n) {
     if (n == 32) return _mm512_loadu_si512(p);
     return _mm512_maskz_loadu_epi16((__mmask32(1) << n) - 1, p);
@@ -117,6 +111,6 @@ template <typename Cache, int L> class PairTile {
 
   const int dim_k_, dim_v_, padded_k_, width_;
   const bool direct_;
-  uint16_t *queries_;
-  Segment ring_[kSegmentsInFlight];
+  uint16_t *queries_, *values_, *keys_ = nullptr;
+  const uint16_t *key_rows_[kSegmentTokens / kLanes];
 };

@@ -8,17 +8,14 @@ template <typename Query, typename Cache, int L> class FloatTile {
   static constexpr int kRows = L;
 
   static int value_width(int head_dim_v) { return (head_dim_v + kLanes - 1) / kLanes * kLanes; }
-  static void begin_task() {}
+  static void begin_tasks() {}
 
   FloatTile(Scratch &scratch, int head_dim_k, int head_dim_v, int, int num_tiles)
       : dim_k_(head_dim_k), dim_v_(head_dim_v), width_(value_width(head_dim_v)),
         queries_(scratch.take<float>(size_t(num_tiles) * head_dim_k * L)) {
     std::memset(queries_, 0, sizeof(float) * size_t(num_tiles) * head_dim_k * L);
-    for (Segment &segment : ring_) {
-      if constexpr (!std::is_same_v<Cache, float>) segment.keys = scratch.take<float>(size_t(kSegmentTokens) * dim_k_);
-      if (!std::is_same_v<Cache, float> || width_ != dim_v_)
-        segment.values = scratch.take<float>(size_t(kSegmentTokens) * width_);
-    }
+    if constexpr (!std::is_same_v<Cache, float>) keys_ = scratch.take<float>(size_t(kSegmentTokens) * dim_k_);
+    if (!std::is_same_v<Cache, float> || width_ != dim_v_) values_ = scratch.take<float>(size_t(kSegmentTokens) * width_);
   }
 
   void set_query(int tile, int lane, const Query *q) {
@@ -31,35 +28,37 @@ template <typename Query, typename Cache, int L> class FloatTile {
     }
   }
 
-  // Keys and values [begin, end) of one segment; rows[k] is the cache row of key k.
-  void load_segment(int turn, const Cache *k_cache, const Cache *v_cache, const int64_t *rows, int begin, int end,
-                    Prefetcher &ahead) {
-    Segment &to = ring_[turn];
+  // Keys [begin, end) of one segment; rows[k] is the cache row of key k.
+  void load_keys(const Cache *k_cache, const int64_t *rows, int begin, int end) {
+    for (int key = begin; key < end; ++key) key_rows_[key] = widen(k_cache + rows[key] * dim_k_, keys_, key, dim_k_, dim_k_);
+    // Unseen keys beside them are computed and masked: any readable row will do.
+    for (int key = begin / kLanes * kLanes; key < begin; ++key) key_rows_[key] = key_rows_[begin];
+    for (int key = end; key % kLanes; ++key) key_rows_[key] = key_rows_[begin];
+  }
+
+  void load_values(const Cache *v_cache, const int64_t *rows, int begin, int end, Prefetcher &ahead) {
     for (int key = begin; key < end; ++key) {
-      to.key_rows[key] = widen(k_cache + rows[key] * dim_k_, to.keys, key, dim_k_, dim_k_);
-      to.value_rows[key] = widen(v_cache + rows[key] * dim_v_, to.values, key, dim_v_, width_);
+      value_rows_[key] = widen(v_cache + rows[key] * dim_v_, values_, key, dim_v_, width_);
       ahead.step();
     }
-    // Unseen keys beside them are computed and masked: any readable row will do.
-    const auto fill = [&](int key) { to.key_rows[key] = to.key_rows[begin], to.value_rows[key] = to.value_rows[begin]; };
-    for (int key = begin / kLanes * kLanes; key < begin; ++key) fill(key);
-    for (int key = end; key % kLanes; ++key) fill(key);
+    for (int key = begin / kLanes * kLanes; key < begin; ++key) value_rows_[key] = value_rows_[begin];
+    for (int key = end; key % kLanes; ++key) value_rows_[key] = value_rows_[begin];
   }
 
   // products[key][L] of keys [begin, end), each summed over the head size from first to last.
-  void multiply_keys(int turn, int tile, int begin, int end, float *products) const {
+  void multiply_keys(int tile, int begin, int end, float *products) const {
     const float *q = queries_ + size_t(tile) * dim_k_ * L;
-    for (int key = begin; key < end; key += kKeys) multiply_some(q, ring_[turn].key_rows + key, products + key * L);
+    for (int key = begin; key < end; key += kKeys) multiply_some(q, key_rows_ + key, products + key * L);
   }
 
   void round_weights(const float *, int, int, uint16_t *) const {}
 
   // out[row][d] = sum over keys [begin, end), in order, of weights[key][row] * value[key][d].
-  void weigh_values(int turn, const float *weights, const uint16_t *, int num_rows, int begin, int end, float *out) const {
-    const float *const *values = ring_[turn].value_rows;
+  void weigh_values(const float *weights, const uint16_t *, int num_rows, int begin, int end, float *out) const {
     int row = 0;
-    for (; row + kSums <= num_rows; row += kSums) weigh_some<kSums>(weights + row, values, begin, end, out + row * width_);
-    for (; row < num_rows; ++row) weigh_some<1>(weights + row, values, begin, end, out + row * width_);
+    for (; row + kSums <= num_rows; row += kSums)
+      weigh_some<kSums>(weights + row, value_rows_, begin, end, out + row * width_);
+    for (; row < num_rows; ++row) weigh_some<1>(weights + row, value_rows_, begin, end, out + row * width_);
   }
 
   Vec value_lanes(const float *values, int d) const { return load(values + d); }
@@ -68,11 +67,6 @@ template <typename Query, typename Cache, int L> class FloatTile {
   // Independent sums in flight; more would not fit in the registers.
   static constexpr int kKeys = BG_LEVEL >= 2 || L == 4 ? 8 : 4;
   static constexpr int kSums = BG_LEVEL >= 2 ? 4 : 2;
-
-  struct Segment {
-    float *keys = nullptr, *values = nullptr;
-    const float *key_rows[kSegmentTokens], *value_rows[kSegmentTokens];
-  };
 
   static const float *widen(const Cache *from, float *buffer, int key, int dim, int stride) {
     if constexpr (std::is_same_v<Cache, float>)
@@ -129,6 +123,6 @@ template <typename Query, typename Cache, int L> class FloatTile {
   }
 
   const int dim_k_, dim_v_, width_;
-  float *queries_;
-  Segment ring_[kSegmentsInFlight];
+  float *queries_, *keys_ = nullptr, *values_ = nullptr;
+  const float *key_rows_[kSegmentTokens], *value_rows_[kSegmentTokens];
 };

@@ -4,7 +4,7 @@ template <int L> struct PairProducts;
 
 // Sixteen rows: every tile is [16, 64 bytes].
 template <> struct PairProducts<16> {
-  static void begin_task() {
+  static void begin_tasks() {
     const TileShape shape;
     tile_configure(&shape);
   }
@@ -64,7 +64,7 @@ template <> struct PairProducts<16> {
 
 // Four rows: tiles 0 to 2 are [16 keys or pairs, 4 rows], 3 and 4 whole, 5 to 7 [4 rows, 64 bytes].
 template <> struct PairProducts<4> {
-  static void begin_task() {
+  static void begin_tasks() {
     TileShape shape;
     shape.bytes_per_row[0] = shape.bytes_per_row[1] = shape.bytes_per_row[2] = 16;
     shape.rows[5] = shape.rows[6] = shape.rows[7] = 4;

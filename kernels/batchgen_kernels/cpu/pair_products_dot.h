@@ -43,7 +43,7 @@ static inline void weigh_rows(const uint16_t *weights, const uint16_t *values, i
 }
 
 template <int L> struct PairProducts {
-  static void begin_task() {}
+  static void begin_tasks() {}
 
   static void multiply_keys(const uint16_t *const *key_rows, const uint16_t *q, int dim, int begin, int end, float *products) {
     for (int key = begin; key < end; key += 8)
