@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -36,18 +34,13 @@ from tests.pipeline.cluster.running import (
 from tests.pipeline.crash_server import CrashServer, Run
 from tests.pipeline.worker_fakes import services
 
+pytestmark = pytest.mark.usefixtures("importable")
+
 
 @pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Worker processes find the fakes and take their time, and every test leaves no process and no file open."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs last long enough for something to be killed."""
     monkeypatch.setenv("FAKE_STEP_SECONDS", "0.02")
-    before = children().keys()
-    files = num_open_files(os.getpid())
-    yield
-    assert children().keys() <= before
-    # Of the event loop that dask's client keeps for the next one.
-    assert num_open_files(os.getpid()) <= files + 8
 
 
 @contextmanager

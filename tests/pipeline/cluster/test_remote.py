@@ -32,24 +32,11 @@ from tests.pipeline.cluster.running import (
     job_of,
     kill,
     listening,
-    num_open_files,
     wait_until,
 )
 from tests.pipeline.worker_fakes import services
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Worker processes find the fakes, and every test leaves no process and no file open."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    before = children().keys()
-    files = num_open_files(os.getpid())
-    yield
-    assert children().keys() <= before
-    # Of the event loop that dask's client keeps for the next one.
-    assert num_open_files(os.getpid()) <= files + 8
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("importable")]
 
 
 class Pausing(Watching):

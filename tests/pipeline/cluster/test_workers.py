@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -25,7 +23,6 @@ from tests.pipeline.cluster.running import (
     job_of,
     kill,
     listening,
-    num_open_files,
     pids,
     rows_of,
     start,
@@ -33,17 +30,7 @@ from tests.pipeline.cluster.running import (
 )
 from tests.pipeline.worker_fakes import services
 
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Worker processes find the fakes, and every test leaves no process and no file open."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    before = children().keys()
-    files = num_open_files(os.getpid())
-    yield
-    assert children().keys() <= before
-    # Of the event loop that dask's client keeps for the next one.
-    assert num_open_files(os.getpid()) <= files + 8
+pytestmark = pytest.mark.usefixtures("importable")
 
 
 def data_bytes(path: Path) -> bytes:
