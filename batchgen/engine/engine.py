@@ -169,11 +169,10 @@ class Engine:
     @property
     def metrics(self) -> EngineMetrics:
         """Counters since the engine was made."""
-        scheduled = self._scheduler.metrics
-        self._metrics.num_preemptions = scheduled.num_preemptions
-        self._metrics.num_copies = scheduled.num_copies
+        self._metrics.num_preemptions = self._scheduler.num_preemptions
+        self._metrics.num_copies = self._scheduler.num_copies
         self._metrics.num_cached_tokens = self._scheduler.num_cached_tokens
-        self._metrics.peak_blocks_held = scheduled.peak_blocks_held
+        self._metrics.peak_blocks_held = self._scheduler.peak_blocks_held
         self._metrics.num_running = len(self._scheduler.running)
         self._metrics.num_waiting = self._scheduler.num_waiting
         self._metrics.num_blocks_held = self._scheduler.pool.num_held

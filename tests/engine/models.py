@@ -86,7 +86,7 @@ def preempt_every(engine: Engine, num_steps: int) -> None:
 
     def preempting() -> Batch:
         if next(steps) % num_steps == 0 and scheduler.running:
-            scheduler._preempt_youngest()
+            scheduler._roster.preempt_youngest()
         return schedule()
 
     scheduler.schedule = preempting  # type: ignore[method-assign]

@@ -70,7 +70,7 @@ def test_any_other_error_is_raised_and_nothing_of_its_step_counts(error: BaseExc
     fake.engine.check_integrity()
     fake.runner.states = [[None] * 4 for _ in fake.runner.states]
     # What earlier steps wrote is lost too; only what the failed one published is claimed.
-    fake.engine._scheduler._blocks.prefix_cache = None
+    fake.engine._scheduler._roster.blocks.prefix_cache = None
     done = {completion.prompt_index: completion for step in steps(fake) for completion in step}
     assert done[late].samples[0].token_ids == expected_ids(prompt_ids(30, 4), params(6), 8)
     for row in range(8):
@@ -139,8 +139,8 @@ def test_the_watchdog_names_the_sequences_that_wait() -> None:
     # A leak: all blocks but one have an owner that nobody knows.
     for _ in range(7):
         fake.pool.allocate()
-    fake.scheduler._fail_alone = lambda sequence: None  # type: ignore[method-assign]
-    fake.scheduler._blocks.enter = lambda sequence: False  # type: ignore[method-assign]
+    fake.scheduler._roster.fail_alone = lambda sequence: None  # type: ignore[method-assign]
+    fake.scheduler._roster.blocks.enter = lambda sequence: False  # type: ignore[method-assign]
     fake.scheduler._admit = lambda batch: None  # type: ignore[method-assign]
     with pytest.raises(EngineStalled, match=r"prompt 0 sample 0 \(waiting, 0 of 6 tokens\)"):
         fake.engine.step()

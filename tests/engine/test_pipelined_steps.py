@@ -178,7 +178,7 @@ def test_a_failed_step_takes_those_on_their_way_with_it(error: BaseException, wa
         fake.engine.step()
     fake.engine.check_integrity()
     fake.runner.states = [[None] * 4 for _ in fake.runner.states]
-    fake.engine._scheduler._blocks.prefix_cache = None
+    fake.engine._scheduler._roster.blocks.prefix_cache = None
     done = {completion.prompt_index: completion for step in steps(fake) for completion in step}
     for row in range(8):
         for sample in range(2):

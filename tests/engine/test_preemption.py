@@ -52,7 +52,7 @@ def test_the_youngest_is_preempted_first() -> None:
     for _ in steps(fake):
         ages = [sequence.group.age for sequence in fake.scheduler.running]
         assert ages == sorted(ages)
-        pushed_out = [s.group.age for s in fake.scheduler._waiting if s.group.age >= 0]
+        pushed_out = [s.group.age for s in fake.scheduler._roster.waiting if s.group.age >= 0]
         seen += bool(pushed_out)
         if ages and pushed_out:
             assert max(ages) < min(pushed_out)
