@@ -11,7 +11,7 @@ from torch import nn
 
 from batchgen.engine.attention import ATTENTION_NAME
 from batchgen.engine.fused import FusedAttention, FusedGatedMLP, FusedRMSNorm, fuse_attention, fuse_layers
-from batchgen.engine.fused_decoder import FusedDecoderLayer
+from batchgen.engine.fused_decoder import FusedDecoder, FusedDecoderLayer
 from batchgen.engine.independent_rows import make_rows_independent
 from batchgen.engine.miniature import random_model
 from tests.engine.models import config_of
@@ -70,12 +70,29 @@ def test_whole_layers_become_one_call_with_the_same_bits(kind: Any, monkeypatch:
     make_rows_independent(whole, modules)
     assert [type(module) for module in modules] == [FusedDecoderLayer] * 2
     assert modules == list(whole.model.layers)
+    assert isinstance(whole.model, FusedDecoder)
     # A layer whose bits differ from those of its parts is not swapped.
     add = FusedGatedMLP.forward
     monkeypatch.setattr(FusedGatedMLP, "forward", lambda self, x: add(self, x) * 1.01)
     modules = [layer.self_attn for layer in parts.model.layers]
     make_rows_independent(parts, modules)
-    assert not any(isinstance(module, FusedDecoderLayer) for module in parts.modules())
+    assert not any(isinstance(module, FusedDecoderLayer | FusedDecoder) for module in parts.modules())
+
+
+def test_a_backbone_that_does_more_than_its_parts_stays() -> None:
+    model = random_model(config_of("plain"), ATTENTION_NAME).to(torch.bfloat16)
+    backbone, forward = model.model, model.model.forward
+
+    def scaled(**inputs: Any) -> Any:
+        out = forward(**inputs)
+        out.last_hidden_state = out.last_hidden_state * 1.01
+        return out
+
+    backbone.forward = scaled
+    modules: list[nn.Module] = [layer.self_attn for layer in backbone.layers]
+    make_rows_independent(model, modules)
+    assert [type(module) for module in modules] == [FusedDecoderLayer] * 2
+    assert model.model is backbone
 
 
 def test_layers_in_fp32_stay_modules() -> None:

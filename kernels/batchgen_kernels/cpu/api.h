@@ -67,7 +67,8 @@ struct LinearArgs {
   const float *bias;    // [N] or null
   const float *column_scales;  // [N]: the weights are int8; null: bf16
   const int32_t *column_offsets;  // [N], 128 times the sum of the int8 weights over K
-  void *out;            // [M, N] contiguous, bf16 or fp32; [M, gated] bf16
+  const void *residual;  // [M, N] bf16 contiguous, added to the rounded result where that is bf16 and not gated; or null
+  void *out;            // [M, N] contiguous, bf16 or fp32; [M, gated] bf16; may be residual
   int64_t x_stride;
   int32_t m, n, k;
   int32_t out_dtype;
@@ -75,7 +76,7 @@ struct LinearArgs {
   int32_t num_threads;
 };
 
-// A decoder layer: h += attention(norm(h)), then h += mlp(norm(h)), in bf16. Its products bring their weights, biases
+// A decoder layer of a stack: h += attention(norm(h)), then h += mlp(norm(h)), in bf16. Its products bring their weights, biases
 // and sizes; rows, results and threads are the step's.
 struct DecoderLayerArgs {
   LinearArgs qkv, attention_out, gate_up, down;
@@ -117,7 +118,8 @@ struct KernelTable {
   void (*rms_norm)(const RmsNormArgs &);
   void (*silu_mul)(const SiluMulArgs &);
   void (*rotary)(const RotaryArgs &);
-  void (*add)(const AddArgs &);
+  void (*rotate_and_store)(const RotaryArgs &, const StoreArgs &);
 };
 
-void run_decoder_layer(const KernelTable &kernels, const DecoderLayerArgs &layer, const DecoderStepArgs &step);
+void run_decoder_layers(const KernelTable &kernels, const DecoderLayerArgs *const *layers, int num_layers,
+                        const DecoderStepArgs &step);

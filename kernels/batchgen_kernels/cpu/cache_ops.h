@@ -36,8 +36,13 @@ template <typename T> static void store_token(const StoreArgs &args, int token) 
   }
 }
 
+using StoreToken = void (*)(const StoreArgs &, int);
+static StoreToken store_of(const StoreArgs &args) {
+  return args.dtype == kFloat32 ? store_token<float> : store_token<uint16_t>;
+}
+
 static void store_kv(const StoreArgs &args) {
+  const StoreToken store = store_of(args);
 #pragma omp parallel for num_threads(args.num_threads) schedule(static) if (args.num_tokens > 16)
-  for (int token = 0; token < args.num_tokens; ++token)
-    args.dtype == kFloat32 ? store_token<float>(args, token) : store_token<uint16_t>(args, token);
+  for (int token = 0; token < args.num_tokens; ++token) store(args, token);
 }

@@ -90,21 +90,22 @@ static void silu_mul(const SiluMulArgs &args) {
   for_each_token(args, elements, args.dtype == kFloat32 ? gate_token<float> : gate_token<uint16_t>);
 }
 
-static void rotary(const RotaryArgs &args) {
-  const int64_t elements = int64_t(args.num_tokens) * args.num_heads * args.head_dim;
-  if (args.dtype == kFloat32)
-    for_each_token(args, elements, args.angle_dtype == kFloat32 ? rotate_token<float, float> : rotate_token<float, uint16_t>);
-  else
-    for_each_token(args, elements,
-                   args.angle_dtype == kFloat32 ? rotate_token<uint16_t, float> : rotate_token<uint16_t, uint16_t>);
+using RotateToken = void (*)(const RotaryArgs &, int64_t);
+static RotateToken rotation_of(const RotaryArgs &args) {
+  if (args.dtype == kFloat32) return args.angle_dtype == kFloat32 ? rotate_token<float, float> : rotate_token<float, uint16_t>;
+  return args.angle_dtype == kFloat32 ? rotate_token<uint16_t, float> : rotate_token<uint16_t, uint16_t>;
 }
 
-static void add(const AddArgs &args) {
-  const auto *a = static_cast<const uint16_t *>(args.a), *b = static_cast<const uint16_t *>(args.b);
-  auto *out = static_cast<uint16_t *>(args.out);
-#pragma omp parallel for num_threads(args.num_threads) schedule(static) if (args.size > kThreadedElements)
-  for (int64_t i = 0; i < args.size; i += kLanes) {
-    const int n = int(std::min<int64_t>(kLanes, args.size - i));
-    store_as(out + i, load_as(a + i, n) + load_as(b + i, n), n);
-  }
+static int64_t rotated_elements(const RotaryArgs &args) {
+  return int64_t(args.num_tokens) * args.num_heads * args.head_dim;
+}
+
+static void rotary(const RotaryArgs &args) { for_each_token(args, rotated_elements(args), rotation_of(args)); }
+
+// What lies in the cache afterwards is rotated: the keys to store are among the heads, in place.
+static void rotate_and_store(const RotaryArgs &rotation, const StoreArgs &storing) {
+  const RotateToken rotate = rotation_of(rotation);
+  const StoreToken store = store_of(storing);
+#pragma omp parallel for num_threads(rotation.num_threads) schedule(static) if (rotated_elements(rotation) > kThreadedElements)
+  for (int token = 0; token < rotation.num_tokens; ++token) rotate(rotation, token), store(storing, token);
 }

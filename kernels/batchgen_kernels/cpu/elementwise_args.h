@@ -33,10 +33,3 @@ struct RotaryArgs {
   int32_t dtype, angle_dtype;
   int32_t num_threads;
 };
-
-struct AddArgs {
-  const void *a, *b;  // [size] bf16
-  void *out;          // [size] bf16
-  int64_t size;
-  int32_t num_threads;
-};

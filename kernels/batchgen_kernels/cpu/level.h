@@ -64,6 +64,6 @@ static inline void end_tiles() {}
 
 extern const KernelTable kTable;
 const KernelTable kTable = {BG_NAME, attention, store_kv, linear, sample, top_tokens, token_ranks,
-                            rms_norm, silu_mul, rotary, add};
+                            rms_norm, silu_mul, rotary, rotate_and_store};
 
 }  // namespace BG_NAMESPACE

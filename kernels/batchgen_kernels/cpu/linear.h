@@ -112,6 +112,7 @@ struct LinearResult {
       if (args.bias)
         for (int c = 0; c < columns; c += kLanes)
           store(sums + c, load(sums + c) + load_as(args.bias + column + c, std::min(kLanes, columns - c)));
+      if (args.residual) add_row(static_cast<const uint16_t *>(args.residual) + at(args, r), sums, columns);
       if (args.gated)
         gate_row(args, sums, row + r);
       else if (args.out_dtype == kFloat32)
@@ -130,6 +131,15 @@ struct LinearResult {
       const int n = std::min(kLanes, columns - c);
       const Vec exact = subtract_int32(sums + c, args.column_offsets + column + c, n);
       store(sums + c, exact * splat(row_scale) * load_as(args.column_scales + column + c, n));
+    }
+  }
+
+  // The result is rounded first, as if it had been written.
+  static void add_row(const uint16_t *residual, float *sums, int columns) {
+    for (int c = 0; c < columns; c += kLanes) {
+      uint16_t rounded[kLanes];
+      store_bf16(rounded, load(sums + c));
+      store(sums + c, load_bf16(rounded) + load_as(residual + c, std::min(kLanes, columns - c)));
     }
   }
 

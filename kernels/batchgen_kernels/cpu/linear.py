@@ -27,7 +27,10 @@ class LinearArgs(ctypes.Structure):
     """LinearArgs of api.h."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "packed", "bias", "column_scales", "column_offsets", "out")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("x", "packed", "bias", "column_scales", "column_offsets", "residual", "out")
+        ),
         ("x_stride", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("m", "n", "k", "out_dtype", "gated", "num_threads")),
     ]

@@ -1,6 +1,6 @@
-"""A whole decoder layer of the llama kind in one call: in short steps, calling costs as much as computing.
+"""The decoder layers of a model of the llama kind in one call: in short steps, calling costs as much as computing.
 
-h += out(attention(rotary(q), rotary(k), v)) with q, k, v = qkv(rms_norm(h)); then
+In each, h += out(attention(rotary(q), rotary(k), v)) with q, k, v = qkv(rms_norm(h)); then
 h += down(silu(gate(x)) * up(x)) with x = rms_norm(h). All in bf16, with the bits of the kernels called one by one.
 
 Legend: T tokens, S sequences, E features, H query heads, G KV heads, D head size, N blocks, B block size.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -83,7 +84,7 @@ class DecoderStep:
 
 
 class DecoderLayer:
-    """The weights of one layer and where its cache lies; called once per step."""
+    """The weights of one layer and where its cache lies; called as part of a stack."""
 
     def __init__(
         self,
@@ -116,8 +117,8 @@ class DecoderLayer:
         if len(codes) > 1:
             raise TypeError("both norms must be of one dtype")
         self._kept = (qkv, attention_out, gate_up, down, weights)
-        self._head_dim, self._features = head_dim, features
-        self._args = _LayerArgs(
+        self.head_dim, self.features = head_dim, features
+        self.args = _LayerArgs(
             *(product.prepared() for product in (qkv, attention_out, gate_up, down)),
             attention_norm=weights[0].data_ptr(),
             mlp_norm=weights[1].data_ptr(),
@@ -140,7 +141,7 @@ class DecoderLayer:
     ) -> None:
         """Say where keys and values lie: [N, G, B, D] in bf16, or int8 with fp32 scales [N, G, B]."""
         check_block_size(k_cache.shape[2])
-        args = self._args
+        args = self.args
         for cache in (k_cache, v_cache):
             if (cache.shape[1], cache.shape[3]) != (args.num_kv_heads, args.head_dim) or not cache.is_contiguous():
                 raise ValueError(f"a cache must be contiguous [N, {args.num_kv_heads}, B, {args.head_dim}]")
@@ -153,17 +154,29 @@ class DecoderLayer:
         args.block_size, args.window = k_cache.shape[2], window or 0
         self._caches = (k_cache, v_cache, k_scales, v_scales)
 
+
+class DecoderStack:
+    """Layers that follow each other, of the same sizes; called once per step."""
+
+    def __init__(self, layers: Sequence[DecoderLayer]) -> None:
+        first = layers[0]
+        if any((layer.features, layer.head_dim) != (first.features, first.head_dim) for layer in layers):
+            raise ValueError("the layers of a stack must have the same number of features and the same head size")
+        self._layers = list(layers)
+        self._pointers = (ctypes.POINTER(_LayerArgs) * len(layers))(*(ctypes.pointer(layer.args) for layer in layers))
+
     def __call__(self, hidden_TE: Tensor, cos_TR: Tensor, sin_TR: Tensor, step: DecoderStep) -> None:
-        """Run the layer over contiguous bf16 `hidden_TE`, which is changed in place; angles as for `rotary`."""
+        """Run the layers over contiguous bf16 `hidden_TE`, which is changed in place; angles as for `rotary`."""
+        features, head_dim = self._layers[0].features, self._layers[0].head_dim
         dtype_code(hidden_TE, "hidden", (torch.bfloat16,))
-        if hidden_TE.shape != (step.num_tokens, self._features) or not hidden_TE.is_contiguous():
-            raise ValueError(f"hidden must be contiguous [{step.num_tokens}, {self._features}]")
+        if hidden_TE.shape != (step.num_tokens, features) or not hidden_TE.is_contiguous():
+            raise ValueError(f"hidden must be contiguous [{step.num_tokens}, {features}]")
         if cos_TR.shape != sin_TR.shape or cos_TR.dtype != sin_TR.dtype or len(cos_TR) != step.num_tokens:
             raise ValueError(f"cos and sin must agree, for {step.num_tokens} tokens each")
-        if cos_TR.shape[1] % 2 or cos_TR.shape[1] > self._head_dim:
-            raise ValueError(f"cos must have an even number of features, no more than {self._head_dim}")
+        if cos_TR.shape[1] % 2 or cos_TR.shape[1] > head_dim:
+            raise ValueError(f"cos must have an even number of features, no more than {head_dim}")
         cos, sin = cos_TR.contiguous(), sin_TR.contiguous()
         args = step.args
         args.hidden, args.cos, args.sin = hidden_TE.data_ptr(), cos.data_ptr(), sin.data_ptr()
         args.rotated, args.angle_dtype = cos.shape[1], dtype_code(cos, "cos and sin", _FLOATS)
-        library().bg_decoder_layer(ctypes.byref(self._args), ctypes.byref(args))
+        library().bg_decoder_layers(self._pointers, len(self._layers), ctypes.byref(args))

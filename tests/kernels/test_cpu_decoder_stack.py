@@ -1,4 +1,4 @@
-"""A decoder layer in one call has the bits of its kernels called one by one, at every level of the processor."""
+"""Decoder layers in one call have the bits of their kernels called one by one, at every level of the processor."""
 
 from __future__ import annotations
 
@@ -108,19 +108,23 @@ def angles(count: int, rotated: int, dtype: torch.dtype) -> tuple[Tensor, Tensor
 )
 @pytest.mark.parametrize("rotated", [DIM, DIM // 2])
 def test_one_call_has_the_bits_of_many(level: str, weights: Any, cache: Any, rotated: int) -> None:
-    torch.manual_seed(0)
-    parts, first = Parts(**weights), Caches(**cache)
-    torch.manual_seed(0)
-    second = Caches(**cache)
-    second.attach(parts.layer)
+    layers, caches = [Parts(**weights), Parts(**weights)], []
+    for _ in range(2):
+        torch.manual_seed(0)
+        caches.append([Caches(**cache), Caches(**cache)])
+    stack = cpu.DecoderStack([parts.layer for parts in layers])
+    for parts, attached in zip(layers, caches[1], strict=True):
+        attached.attach(parts.layer)
     for counts, lens in (([1], [5]), ([3, 1, 17], [9, 32, 20]), ([1, 1, 1, 1], [30, 2, 31, 16])):
         step, (cos, sin) = step_of(counts, lens), angles(sum(counts), rotated, torch.bfloat16)
-        hidden = random(sum(counts), E)
-        expected = parts.one_by_one(hidden.clone(), cos, sin, step, first)
-        parts.layer(hidden, cos, sin, cpu.DecoderStep(*step))
+        expected = hidden = random(sum(counts), E)
+        for parts, own in zip(layers, caches[0], strict=True):
+            expected = parts.one_by_one(expected.clone(), cos, sin, step, own)
+        stack(hidden, cos, sin, cpu.DecoderStep(*step))
         assert torch.equal(hidden, expected)
-    for ours, theirs in ((first.k, second.k), (first.v, second.v)):
-        assert torch.equal(ours, theirs)
+    for theirs, ours in zip(*caches, strict=True):
+        assert torch.equal(ours.k, theirs.k)
+        assert torch.equal(ours.v, theirs.v)
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -130,12 +134,13 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="belong to int8 caches"):
         parts.layer.attach_cache(*(torch.zeros(4, KV_HEADS, BLOCK, DIM, dtype=torch.int8) for _ in range(2)))
     Caches().attach(parts.layer)
+    stack = cpu.DecoderStack([parts.layer])
     with pytest.raises(ValueError, match=r"hidden must be contiguous \[2, 96\]"):
-        parts.layer(random(3, E), cos, sin, step)
+        stack(random(3, E), cos, sin, step)
     with pytest.raises(TypeError, match="hidden must be"):
-        parts.layer(random(2, E).float(), cos, sin, step)
+        stack(random(2, E).float(), cos, sin, step)
     with pytest.raises(ValueError, match="cos and sin must agree"):
-        parts.layer(random(2, E), cos, sin[:1], step)
+        stack(random(2, E), cos, sin[:1], step)
     with pytest.raises(ValueError, match="down must have 80 features, got 96"):
         cpu.DecoderLayer(
             parts.qkv, parts.out, parts.gate_up, cpu.PackedLinear(random(E, E)), parts.norms,
