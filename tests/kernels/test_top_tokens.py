@@ -137,8 +137,9 @@ def test_ranks_are_places_in_the_order_of_top_tokens(twin: Twin, step: float | N
     assert torch.equal(beside.ranks_RC, found.ranks_RC)
     assert torch.equal(beside.best_ids_RK, best.token_ids_RK)
     torch.testing.assert_close(beside.best_logprobs_RK, best.logprobs_RK)
-    assert twin.token_ranks(logits_RV, best.token_ids_RK).ranks_RC.tolist() == [list(range(1, 21))] * 4
-    torch.testing.assert_close(twin.token_ranks(logits_RV, best.token_ids_RK).logprobs_RC, best.logprobs_RK)
+    of_best = twin.token_ranks(logits_RV, best.token_ids_RK)
+    assert of_best.ranks_RC.tolist() == [list(range(1, 21))] * 4
+    torch.testing.assert_close(of_best.logprobs_RC, best.logprobs_RK)
 
 
 def test_no_tokens_have_no_ranks(twin: Twin) -> None:

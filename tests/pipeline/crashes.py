@@ -39,7 +39,7 @@ def committed_rows(files: OutputFiles, root: Path) -> Rows:
     tables = []
     for number in committed_shards(files, root):
         with files.open_read(paths.shard(number)) as file:
-            tables.append(pq.read_table(file))
+            tables.append(pq.ParquetFile(file).read())
     rows = pa.concat_tables(tables).to_pylist() if tables else []
     return sorted(rows, key=lambda row: (row["batchgen"]["source"], row["batchgen"]["row"]))
 
