@@ -94,7 +94,7 @@ def test_a_row_that_no_memory_holds_is_an_error_with_file_and_row(tmp_path: Path
 def test_a_record_batch_of_zeros_that_no_memory_holds_is_an_error_with_its_file(
     tmp_path: Path, is_stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    zeros = pa.table({"prompt": pa.nulls(3).cast(pa.string()), "z": pa.array([bytes(200 * MIB)] * 3)})
+    zeros = pa.table({"prompt": pa.nulls(3).cast(pa.string()), "z": pa.array([bytes(100 * MIB)] * 3)})
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     new = pa.ipc.new_stream if is_stream else pa.ipc.new_file
     with new(tmp_path / "in.arrow", zeros.schema, options=options) as writer:
@@ -116,8 +116,8 @@ def test_a_dictionary_of_arrow_that_repeats_a_long_text_is_read_in_pieces(tmp_pa
     scan, config = planned(tmp_path, ["1.arrow", "2.jsonl"])
     with closing(BoundedReader(scan, config, memory_bytes=2 * MEMORY)) as reader:
         assert sum(len(row.values["prompt"]) for row in reader.read(RowRange(0, 0, 20))) == 20 * MIB
-        texts = (text for table in reader.read_columns(RowRange(0, 0, 300)) for text in table["prompt"].to_pylist())
-        assert sum(map(len, texts)) == 300 * MIB
+        texts = (text for table in reader.read_columns(RowRange(0, 0, 100)) for text in table["prompt"].to_pylist())
+        assert sum(map(len, texts)) == 100 * MIB
 
 
 def test_prompts_are_made_of_a_file_that_unfolds_beyond_memory(unfolding: Path) -> None:
