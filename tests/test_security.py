@@ -146,6 +146,6 @@ def test_a_model_with_code_of_its_own_is_refused_and_the_code_is_not_run(tmp_pat
     (model / "config.json").write_text(json.dumps(config))
     (model / "own.py").write_text(f"open({str(canary)!r}, 'w')\nclass Own: pass\n")
     (model / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ModelError, match="code"):
+    with pytest.raises(ModelError, match="needs Python code from its own repository"):
         Engine(str(model))
     assert not canary.exists()
