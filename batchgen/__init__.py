@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from batchgen.collection import collection_paused
 
 if TYPE_CHECKING:
     from batchgen.engine.engine import Engine
@@ -38,10 +41,22 @@ _HOMES = {
 _INTERNAL_HOMES = {"ManyWorkers": "batchgen.pipeline.cluster.generation"}
 """Not for users: what a run loads only when it needs it."""
 
+_ENGINE_PARTS = ("torch", "transformers", "batchgen.engine.engine")
+"""What takes the time when the engine is imported."""
+
+
+def import_engine() -> Iterator[None]:
+    """Not for users. Import what an engine needs, a part at a time: one may look up between, or leave the rest."""
+    for part in _ENGINE_PARTS:
+        with collection_paused():
+            import_module(part)
+        yield
+
 
 def __getattr__(name: str) -> Any:
     # The one place of lazy loading: `batchgen --help` must not pay for torch, nor a run with one engine for dask.
     home = _HOMES.get(name) or _INTERNAL_HOMES.get(name)
     if home is not None:
-        return getattr(import_module(home), name)
+        with collection_paused():
+            return getattr(import_module(home), name)
     raise AttributeError(f"module 'batchgen' has no attribute {name!r}")

@@ -15,8 +15,9 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -33,6 +34,10 @@ _FETCHED = ["*.json", "*.jinja", "tokenizer.model", "spiece.model"]
 # Sub-folders hold other formats of the same weights (onnx/, original/), and so do consolidated*.safetensors.
 _NOT_FETCHED = ["*/*", "consolidated*"]
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+_HASH_CHARACTERS = 64
+_REMEMBERED_BYTES = 2**20
+"""Smaller files are hashed in no time."""
+_SETTLING_NS = 2 * 10**9
 _PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -79,6 +84,45 @@ def cache_directory() -> Path:
             "or set XDG_CACHE_HOME to another place"
         )
     return directory
+
+
+def content_hash(file: Path) -> str:
+    """sha256 of a file, remembered in our cache by path, size, time and inode: a large one is read once.
+
+    A file that was changed a moment ago is not remembered, since it may change again within the same time stamp. A
+    cache that cannot be used only costs time. Raises OSError where the file cannot be read.
+    """
+    status = file.stat()
+    note = _hash_note(file, status)
+    if note is not None:
+        with suppress(OSError):
+            known = note.read_text()
+            if len(known) == _HASH_CHARACTERS:
+                return known
+    began = time.time_ns()
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    is_settled = status.st_mtime_ns < began - _SETTLING_NS
+    if note is not None and is_settled and _status_text(file.stat()) == _status_text(status):
+        with suppress(OSError):
+            note.write_text(digest)
+    return digest
+
+
+def _hash_note(file: Path, status: os.stat_result) -> Path | None:
+    """Where the hash of a file of this status is remembered; None for small files, and without a cache."""
+    if status.st_size < _REMEMBERED_BYTES:
+        return None
+    with suppress(ModelError, OSError):
+        directory = cache_directory() / "hashes"
+        directory.mkdir(mode=0o700, exist_ok=True)
+        identity = f"{file.resolve()}\0{_status_text(status)}"
+        return directory / hashlib.sha256(identity.encode()).hexdigest()
+    return None
+
+
+def _status_text(status: os.stat_result) -> str:
+    return f"{status.st_size}\0{status.st_mtime_ns}\0{status.st_ino}"
 
 
 def _in_package(path: str) -> Path:
@@ -136,7 +180,7 @@ def _converted(gguf: Path) -> Path:
     """The converted form of a GGUF file, made under another name and renamed when it is whole."""
     cache = cache_directory() / "gguf"
     cache.mkdir(mode=0o700, exist_ok=True)
-    directory = cache / f"{_content_hash(gguf, cache)}-v{CONVERTER_VERSION}"
+    directory = cache / f"{content_hash(gguf)}-v{CONVERTER_VERSION}"
     if _is_whole(directory):
         return directory
     _remove_abandoned(cache)
@@ -211,20 +255,3 @@ def _publish(attempt: Path, directory: Path) -> None:
         # Another process was first; its conversion of the same bytes is the same.
         if not _is_whole(directory):
             raise
-
-
-def _content_hash(file: Path, cache: Path) -> str:
-    """sha256 of the content, remembered by path, size, inode and time so that a large file is hashed once."""
-    status = file.stat()
-    identity = f"{file.resolve()}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ino}"
-    note = cache / "hashes" / hashlib.sha256(identity.encode()).hexdigest()
-    try:
-        known = note.read_text()
-        if len(known) == 64:
-            return known
-    except FileNotFoundError:
-        note.parent.mkdir(mode=0o700, exist_ok=True)
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    note.write_text(digest)
-    return digest

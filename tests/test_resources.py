@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 
 from batchgen import resources
 from batchgen.errors import ModelError
-from batchgen.resources import cache_directory, locate_model
+from batchgen.resources import cache_directory, content_hash, locate_model
 from tests.gguf.test_convert import metadata_of, tiny
 from tests.gguf.writing import weights_of, write_gguf
 
@@ -166,7 +167,7 @@ def test_a_failed_conversion_leaves_nothing(tmp_path: Path, cache: Path) -> None
     file = write_gguf(tmp_path / "m.gguf", "mamba", {}, {})
     with pytest.raises(ModelError, match="mamba"):
         locate_model(str(file))
-    assert [entry.name for entry in (cache / "gguf").iterdir()] == ["hashes"]
+    assert list((cache / "gguf").iterdir()) == []
 
 
 def test_two_processes_may_convert_at_once(gguf: Path) -> None:
@@ -206,3 +207,51 @@ def test_a_relative_cache_home_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_locating_imports_no_torch() -> None:
     script = "import sys, batchgen.resources, batchgen.tokenizer; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A file that is worth remembering, and was not changed lately."""
+    file = tmp_path / "large"
+    file.write_bytes(bytes(2**20))
+    os.utime(file, (1, 1))
+    return file
+
+
+def test_the_hash_of_a_large_file_is_remembered(large: Path, cache: Path) -> None:
+    expected = hashlib.sha256(bytes(2**20)).hexdigest()
+    assert content_hash(large) == expected
+    (note,) = (cache / "hashes").iterdir()
+    assert note.read_text() == expected
+    note.write_text("0" * 64)
+    assert content_hash(large) == "0" * 64
+    note.write_text("torn")
+    assert content_hash(large) == expected
+
+
+def test_a_file_with_another_time_is_hashed_anew(large: Path) -> None:
+    before = content_hash(large)
+    large.write_bytes(b"x" * 2**20)
+    os.utime(large, (2, 2))
+    assert content_hash(large) == hashlib.sha256(b"x" * 2**20).hexdigest() != before
+
+
+def test_a_file_that_was_just_written_is_not_remembered(tmp_path: Path, cache: Path) -> None:
+    """It may be written again without a new time stamp."""
+    (tmp_path / "new").write_bytes(bytes(2**20))
+    content_hash(tmp_path / "new")
+    assert list((cache / "hashes").iterdir()) == []
+
+
+def test_small_files_are_hashed_each_time(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "small").write_bytes(b"x")
+    assert content_hash(tmp_path / "small") == hashlib.sha256(b"x").hexdigest()
+    assert not (cache / "hashes").exists()
+
+
+def test_a_cache_that_others_may_write_is_not_trusted_with_hashes(large: Path, cache: Path) -> None:
+    content_hash(large)
+    (note,) = (cache / "hashes").iterdir()
+    note.write_text("0" * 64)
+    cache.chmod(0o777)
+    assert content_hash(large) == hashlib.sha256(bytes(2**20)).hexdigest()

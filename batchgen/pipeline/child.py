@@ -63,6 +63,13 @@ class _Sign(Enum):
 
 
 @dataclass(frozen=True)
+class _Renewal:
+    """What a child is sent to go on with another worker."""
+
+    spec: Any
+
+
+@dataclass(frozen=True)
 class _Failure:
     """What a child sends instead of an answer."""
 
@@ -108,6 +115,10 @@ class BoundedChild:
         """Have a range of rows prepared; raises what the child raised, ChildDied or ChildClosed."""
         answer: list[EncodedRow] = self.ask(rows)
         return answer
+
+    def renew(self, spec: Any) -> None:
+        """Have a new worker made, of another spec and in the same limits; raises like the start."""
+        self.ask(_Renewal(spec))
 
     def ask(self, request: Any) -> Any:
         """What the child's worker answers to a request; raises like `prepare`."""
@@ -164,13 +175,13 @@ def _serve(connection: Connection[Any, Any], make_worker: Callable[[Any], Worker
             if worker is None:
                 # Jinja computes constants while it compiles.
                 limit_memory(limits.memory_bytes)
-                arm(limits.start_seconds)
-                with machine_errors():
-                    worker = make_worker(spec)
-                arm(0)
+                worker = _made(make_worker, spec, limits)
+                connection.send(True)
+            elif isinstance(request := connection.recv(), _Renewal):
+                worker = _made(make_worker, request.spec, limits)
                 connection.send(True)
             else:
-                connection.send(_answer(worker, connection.recv(), limits, connection))
+                connection.send(_answer(worker, request, limits, connection))
         except (EOFError, OSError):
             raise
         except BatchgenError as error:
@@ -180,6 +191,14 @@ def _serve(connection: Connection[Any, Any], make_worker: Callable[[Any], Worker
             os._exit(1)
         except Exception:  # noqa: BLE001  What ends a child must be known to the parent, whatever it is.
             connection.send(_Failure(BatchgenError(f"preparing prompts failed:\n{traceback.format_exc()}")))
+
+
+def _made(make_worker: Callable[[Any], Worker], spec: Any, limits: Limits) -> Worker:
+    arm(limits.start_seconds)
+    with machine_errors():
+        worker = make_worker(spec)
+    arm(0)
+    return worker
 
 
 def _answer(worker: Worker, request: Any, limits: Limits, connection: Connection[Any, Any]) -> Any:

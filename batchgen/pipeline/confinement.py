@@ -15,10 +15,10 @@ def child_code(module: str) -> str:
     """Python code of a child, for `-c`: it runs `main` of a module. Its second argument is the id of its parent.
 
     It is bound to its parent before it imports the module, which takes seconds on a busy machine: a run that is killed
-    leaves no child behind for so long.
+    leaves no child behind for so long. What it imports stays, and no garbage collection looks at it.
     """
     bind = "from batchgen.pipeline.confinement import die_with_parent; die_with_parent(int(sys.argv[2]))"
-    return f"import sys; {bind}; from {module} import main; main()"
+    return f"import gc, sys; {bind}; gc.disable(); from {module} import main; gc.freeze(); gc.enable(); main()"
 
 
 def arm(seconds: float) -> None:

@@ -7,7 +7,10 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from batchgen.config import JobConfig
 from batchgen.data.input_rows import InputRow, InputScan
@@ -18,7 +21,7 @@ from batchgen.pipeline.ports import EncodedRow, PreparedRow
 from batchgen.pipeline.prompts import PreparerSpec
 from batchgen.records import RowError, RowRange
 
-__all__ = ["Limits", "PreparedRow", "PromptFeeder", "check_prompts", "preparer_spec"]
+__all__ = ["Limits", "PreparedRow", "PromptFeeder", "preparer_spec"]
 
 BATCH_ROWS = 64
 """Rows of one request to the child."""
@@ -31,6 +34,15 @@ _POLL_SECONDS = 0.1
 
 _Item = list[EncodedRow] | BatchgenError | None
 """A batch, what ended the feeder, or None after the last batch."""
+
+
+class _Order(NamedTuple):
+    """Rows to prepare."""
+
+    spec: PreparerSpec
+    ranges: Iterable[RowRange]
+    begun: Future[None]
+    """Done when the child works by the spec."""
 
 
 def preparer_spec(
@@ -48,11 +60,6 @@ def preparer_spec(
     )
 
 
-def check_prompts(spec: PreparerSpec, limits: Limits = Limits()) -> None:  # noqa: B008
-    """Compile and probe the templates in a child; JobError for what would be wrong with every row."""
-    PromptFeeder(spec, [], limits=limits).close()
-
-
 class PromptFeeder:
     """Prepares the rows of some ranges in the background, in order.
 
@@ -60,26 +67,52 @@ class PromptFeeder:
     by a new child.
     """
 
-    def __init__(self, spec: PreparerSpec, ranges: Iterable[RowRange], *, limits: Limits = Limits()) -> None:  # noqa: B008
-        """Start the child and wait until it is ready; raises JobError for what is wrong with every row."""
+    def __init__(
+        self,
+        spec: PreparerSpec,
+        ranges: Iterable[RowRange] | None = None,
+        *,
+        limits: Limits = Limits(),  # noqa: B008
+    ) -> None:
+        """Start the child. With `ranges` it is waited for, as `wait` does; without them `begin` names the rows."""
         self._spec = spec
         self._limits = limits
-        self._batches = _batches(ranges)
         self._queue: queue.Queue[_Item] = queue.Queue(_QUEUED_BATCHES)
         self._ready: deque[EncodedRow] = deque()
         self._is_over = False
         self._num_crashes = 0
         self._closing = threading.Event()
-        self._started = threading.Event()
-        self._failure_at_start: BatchgenError | None = None
+        self._checked: Future[None] = Future()
+        self._orders: queue.Queue[_Order] = queue.Queue(1)
         self._child: BoundedChild | None = None
         # The child dies with the thread that starts it, so one thread does both, to its end.
         self._thread = threading.Thread(target=self._run, name="prompt-feeder", daemon=True)
         self._thread.start()
-        self._started.wait()
-        if self._failure_at_start is not None:
+        if ranges is not None:
+            self.begin(spec, ranges)
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether `wait` returns or raises at once."""
+        return self._checked.done()
+
+    def wait(self) -> None:
+        """Wait until the child has compiled and tried the templates; JobError for what is wrong with every row."""
+        self._await(self._checked)
+
+    def begin(self, spec: PreparerSpec, ranges: Iterable[RowRange]) -> None:
+        """Prepare these rows by `spec`, which may say more than the one that was checked; raises like `wait`."""
+        self.wait()
+        order = _Order(spec, ranges, Future())
+        self._orders.put(order)
+        self._await(order.begun)
+
+    def _await(self, future: Future[None]) -> None:
+        try:
+            future.result()
+        except BaseException:
             self.close()
-            raise self._failure_at_start
+            raise
 
     def get(self, timeout: float) -> PreparedRow | None:
         """The next row; None where none is ready within `timeout` seconds, or there is none left.
@@ -129,13 +162,19 @@ class PromptFeeder:
         try:
             try:
                 self._child = self._start()
-            except BatchgenError as error:
-                self._failure_at_start = error
+            except BaseException as error:  # noqa: BLE001  Whoever waits must know, whatever it is.
+                self._checked.set_exception(error)
                 return
-            finally:
-                self._started.set()
-            for rows in self._batches:
-                self._put(self._checked(self._prepare(rows)))
+            self._checked.set_result(None)
+            order = self._next_order()
+            try:
+                self._renew(order.spec)
+            except BaseException as error:  # noqa: BLE001  Likewise.
+                order.begun.set_exception(error)
+                return
+            order.begun.set_result(None)
+            for rows in _batches(order.ranges):
+                self._put(self._without_errors(self._prepare(rows)))
             self._put(None)
         except BatchgenError as error:
             self._put(error)
@@ -152,6 +191,24 @@ class PromptFeeder:
                 continue
             return
         raise ChildClosed
+
+    def _next_order(self) -> _Order:
+        while not self._closing.is_set():
+            with suppress(queue.Empty):
+                return self._orders.get(timeout=_POLL_SECONDS)
+        raise ChildClosed
+
+    def _renew(self, spec: PreparerSpec) -> None:
+        """Go on by another spec, with the child that is there if it still is."""
+        if spec is self._spec:
+            return
+        self._spec = spec
+        assert self._child is not None
+        try:
+            self._child.renew(spec)
+        except ChildDied:
+            self._drop_child()
+            self._child = self._start()
 
     def _start(self) -> BoundedChild:
         for _ in range(_ATTEMPTS):
@@ -199,7 +256,7 @@ class PromptFeeder:
         singles = (rows._replace(start=row, stop=row + 1) for row in range(rows.start, rows.stop))
         return [encoded for single in singles for encoded in self._prepare(single)]
 
-    def _checked(self, batch: list[EncodedRow]) -> list[EncodedRow]:
+    def _without_errors(self, batch: list[EncodedRow]) -> list[EncodedRow]:
         if self._spec.input.on_error == "fail":
             for encoded in batch:
                 if encoded.error is not None:

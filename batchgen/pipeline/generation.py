@@ -18,7 +18,7 @@ from batchgen.pipeline.assembly import Assembly, WholeShard, known_shards
 from batchgen.pipeline.drive import Drive, DriveOptions, Tally
 from batchgen.pipeline.identity import recorded_facts
 from batchgen.pipeline.plan import outside
-from batchgen.pipeline.ports import EngineLike
+from batchgen.pipeline.ports import EngineLike, PromptCheck
 from batchgen.pipeline.progress import Progress, Several
 from batchgen.pipeline.recorder import Recorder
 from batchgen.pipeline.report import JobReport
@@ -171,6 +171,8 @@ class OneEngine(Generation):
     def __init__(self, session: Session, stop: StopWatch, stack: ExitStack) -> None:
         super().__init__(session, stop, stack)
         self._engine: EngineLike | None = None
+        self._check: PromptCheck | None = None
+        """Until the first rows are prepared with what it has started."""
 
     def load(self) -> Mapping[str, Any]:
         """Load the engine if it is not yet."""
@@ -181,7 +183,8 @@ class OneEngine(Generation):
             # Loading can take minutes: who asked to stop before it does not wait for it.
             self._stop.check()
             began = time.monotonic()
-            self._engine = self._stack.enter_context(closing(self._session.make_engine()))
+            self._check = self._stack.enter_context(closing(self._session.start_check()))
+            self._engine = self._stack.enter_context(closing(self._session.make_engine(self._check)))
             self._begin_log(time.monotonic() - began)
         return self._engine
 
@@ -211,7 +214,8 @@ class OneEngine(Generation):
     ) -> None:
         session, job = self._session, self._session.job
         engine = self._load_engine()
-        feeder = self._stack.enter_context(closing(session.make_feeder(missing, engine.max_model_len)))
+        check, self._check = self._check, None
+        feeder = self._stack.enter_context(closing(session.make_feeder(missing, engine.max_model_len, check)))
         options = DriveOptions(job.sampling, session.layout.kept, job.run.max_error_rate, job.run.journal_interval)
         drive = Drive(
             engine, Assembly(rest, session.index, journal.entries.finished), journal, commit, self.tally, options

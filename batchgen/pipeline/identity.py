@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -14,6 +13,7 @@ from batchgen import __version__
 from batchgen.config import JobConfig
 from batchgen.data.input_rows import InputScan
 from batchgen.data.plan_record import Identity
+from batchgen.resources import content_hash
 
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja")
 RESOLVED_KEYS = ("model.dtype", "model.max_model_len", "sampling.seed")
@@ -35,8 +35,7 @@ def hash_model_files(directory: Path, known: Mapping[str, list[Any]]) -> dict[st
         if before is not None and before[1:] == now:
             hashes[path.name] = list(before)
         else:
-            with path.open("rb") as file:
-                hashes[path.name] = [hashlib.file_digest(file, "sha256").hexdigest(), *now]
+            hashes[path.name] = [content_hash(path), *now]
     return hashes
 
 

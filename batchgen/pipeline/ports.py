@@ -138,8 +138,45 @@ class FeedRequest(NamedTuple):
 
 MakeFeeder = Callable[[FeedRequest], FeederLike]
 
-CheckPrompts = Callable[[FeedRequest], None]
-"""Raises JobError for what would be wrong with every prompt; called before the model is loaded."""
+
+class PromptCheck(Protocol):
+    """The prompts of a job: tried in the background, and later prepared."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `wait` need not wait for the templates any more."""
+        ...
+
+    def wait(self) -> None:
+        """JobError for what would be wrong with every prompt; called before the model is loaded."""
+        ...
+
+    def make_feeder(self, request: FeedRequest) -> FeederLike:
+        """Prepare rows with what the check has started; once, after `wait`. Closing the check ends it too."""
+        ...
+
+    def close(self) -> None:
+        """End threads and children; a second call does nothing."""
+        ...
+
+
+class NoCheck:
+    """The check of who finds out while rows are prepared."""
+
+    is_done = True
+
+    def __init__(self, make_feeder: MakeFeeder) -> None:
+        self.make_feeder = make_feeder
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+CheckPrompts = Callable[[FeedRequest], PromptCheck]
+"""Starts to check the prompts."""
 
 FindModel = Callable[[JobConfig, Mapping[str, list[Any]]], ModelFiles]
 """(job, hashes known from an earlier run) -> model."""
@@ -174,7 +211,10 @@ class Services:
     make_engine: MakeEngine
     make_feeder: MakeFeeder
     files: OutputFiles = field(default_factory=OutputFiles)
-    check_prompts: CheckPrompts = lambda request: None
+    check_prompts: CheckPrompts | None = None
+    """None: what is wrong with every prompt is found when rows are prepared."""
+    import_engine: Callable[[], Iterator[None]] = lambda: iter(())
+    """Imports what `make_engine` needs, a part at a time; what is left out is imported there."""
     make_filter: MakeFilter = OutputFilter
     make_for_worker: Callable[[], Services] | None = None
     """The services of a worker process, which imports this function by its name; None: there are no workers."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from batchgen.data.input_rows import InputRow, InputScan, RowFailure
@@ -25,7 +27,7 @@ class Preparer:
 
     def __init__(self, spec: PreparerSpec) -> None:
         """Load the tokenizer and compile the templates; JobError for what is wrong with every row."""
-        tokenizer = Tokenizer.from_directory(spec.model_directory)
+        tokenizer = _tokenizer(spec.model_directory)
         bos_token_id = None if tokenizer is None else tokenizer.bos_token_id
         self._fit = PromptFit(spec.prompt.truncate, spec.max_model_len, bos_token_id)
         self._request_column = spec.prompt.request_column
@@ -92,6 +94,12 @@ class Preparer:
 def main() -> None:
     """What the child runs."""
     serve(Preparer)
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(directory: Path) -> Tokenizer | None:
+    """The child that has checked the prompts prepares them too, and loads it once."""
+    return Tokenizer.from_directory(directory)
 
 
 class _Made(NamedTuple):

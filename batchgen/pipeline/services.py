@@ -8,12 +8,11 @@ from typing import Any
 
 import batchgen
 from batchgen.config import JobConfig
-from batchgen.pipeline import feeder
 from batchgen.pipeline.bounded_filter import BoundedFilter
 from batchgen.pipeline.feeder import PromptFeeder, preparer_spec
 from batchgen.pipeline.grammar_check import check_grammar
 from batchgen.pipeline.identity import hash_model_files
-from batchgen.pipeline.ports import EngineLike, FeederLike, FeedRequest, ModelFiles, Services
+from batchgen.pipeline.ports import EngineLike, FeederLike, FeedRequest, ModelFiles, PromptCheck, Services
 from batchgen.pipeline.prompts import PreparerSpec
 from batchgen.resources import locate_model
 
@@ -24,7 +23,8 @@ def default_services() -> Services:
         find_model=find_model,
         make_engine=make_engine,
         make_feeder=make_feeder,
-        check_prompts=check_prompts,
+        check_prompts=CheckInChildren,
+        import_engine=batchgen.import_engine,
         make_filter=BoundedFilter,
         make_for_worker=default_services,
     )
@@ -63,11 +63,34 @@ def make_feeder(request: FeedRequest) -> FeederLike:
     return PromptFeeder(_spec(request), request.ranges)
 
 
-def check_prompts(request: FeedRequest) -> None:
-    """Compile and try templates and grammar, each in a child; raises JobError for what is wrong with every row."""
-    feeder.check_prompts(_spec(request))
-    if request.job.sampling.response_format is not None:
-        check_grammar(request.job.sampling.response_format, request.model_directory)
+class CheckInChildren(PromptCheck):
+    """Compiles and tries templates and grammar, each in a child; the first one then prepares the rows."""
+
+    def __init__(self, request: FeedRequest) -> None:
+        """Start with the templates."""
+        self._request = request
+        self._feeder = PromptFeeder(_spec(request))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the templates are tried."""
+        return self._feeder.is_checked
+
+    def wait(self) -> None:
+        """Raises JobError for what is wrong with every row."""
+        self._feeder.wait()
+        form = self._request.job.sampling.response_format
+        if form is not None:
+            check_grammar(form, self._request.model_directory)
+
+    def make_feeder(self, request: FeedRequest) -> FeederLike:
+        """The child goes on with these rows."""
+        self._feeder.begin(_spec(request), request.ranges)
+        return self._feeder
+
+    def close(self) -> None:
+        """End thread and child."""
+        self._feeder.close()
 
 
 def _spec(request: FeedRequest) -> PreparerSpec:

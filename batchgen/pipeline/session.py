@@ -6,7 +6,7 @@ import datetime
 import json
 import secrets
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from batchgen.pipeline.bounded_reader import BoundedReader, DecodingInChildren
 from batchgen.pipeline.growth import reconcile
 from batchgen.pipeline.identity import identity_of, recorded_facts, resolved_of, warnings_of, without_inputs
 from batchgen.pipeline.plan import RowIndex, limited
-from batchgen.pipeline.ports import EngineLike, FeederLike, FeedRequest, ModelFiles, Services
+from batchgen.pipeline.ports import EngineLike, FeederLike, FeedRequest, ModelFiles, NoCheck, PromptCheck, Services
 from batchgen.pipeline.progress import Progress
 from batchgen.records import RowRange
 from batchgen.sampling_params import MAX_SEED
@@ -77,6 +77,8 @@ class Session:
     """Tokens that the KV cache of this run's engine holds; 0 before it is loaded."""
     damaged: list[int] = field(default_factory=list)
     """Committed files that are not what was committed; found when damage is to be repaired."""
+    opened: datetime.datetime = field(default_factory=lambda: datetime.datetime.now().replace(microsecond=0))
+    """When this run opened the output."""
     notes: list[str] = field(default_factory=list)
     """What the engines of this run say of model and machine, for the summary."""
 
@@ -118,15 +120,35 @@ class Session:
             rows_of=self.index.numbers,
         )
 
+    @property
+    def started(self) -> datetime.datetime:
+        """When the output was begun, which is now for a new one."""
+        return self.opened if self.plan is None else datetime.datetime.fromisoformat(self.plan.started)
+
     def check_prompts(self) -> None:
         """JobError for what would be wrong with every prompt, before a model is loaded."""
-        self.watcher.phase("checking the prompts")
-        started = datetime.datetime.now()
-        self.services.check_prompts(FeedRequest(self.job, self.scan, (), self.model.directory, 1, started))
+        with closing(self.start_check()) as check:
+            check.wait()
 
-    def make_engine(self) -> EngineLike:
-        """Load the model; FingerprintMismatch where `auto` comes to something else than when the output was begun."""
-        self.check_prompts()
+    def start_check(self) -> PromptCheck:
+        """Begin to look for what would be wrong with every prompt."""
+        self.watcher.phase("checking the prompts")
+        services = self.services
+        request = FeedRequest(self.job, self.scan, (), self.model.directory, 1, self.started)
+        return NoCheck(services.make_feeder) if services.check_prompts is None else services.check_prompts(request)
+
+    def make_engine(self, check: PromptCheck) -> EngineLike:
+        """Load the model if the prompts are good.
+
+        JobError where they are not; FingerprintMismatch where `auto` comes to something else than when the output was
+        begun.
+        """
+        # Importing takes longer than the check, which is another process. What fails here fails again below.
+        with suppress(ImportError):
+            for _ in self.services.import_engine():
+                if check.is_done:
+                    break
+        check.wait()
         self.watcher.phase("loading the model")
         engine = self.services.make_engine(self.job, self.model.directory)
         self.watcher.messages(list(engine.notes))
@@ -159,7 +181,7 @@ class Session:
             scan=self.scan.to_json(),
             job=self.job.model_dump(mode="json", by_alias=True),
             base_dir=str(self.job.base_dir.absolute()),
-            started=datetime.datetime.now().isoformat(timespec="seconds"),
+            started=self.started.isoformat(timespec="seconds"),
             recorded=recorded_facts(),
             hashes=self.model.hashes,
         )
@@ -167,13 +189,12 @@ class Session:
         self.job = resolved_job(self.job, resolved)
         return self.plan
 
-    def make_feeder(self, ranges: Iterable[RowRange], max_model_len: int) -> FeederLike:
-        """Start to prepare the rows of these ranges."""
-        assert self.plan is not None
-        started = datetime.datetime.fromisoformat(self.plan.started)
-        return self.services.make_feeder(
-            FeedRequest(self.job, self.scan, ranges, self.model.directory, max_model_len, started)
-        )
+    def make_feeder(
+        self, ranges: Iterable[RowRange], max_model_len: int, check: PromptCheck | None = None
+    ) -> FeederLike:
+        """Start to prepare the rows of these ranges; with a check, by what it has started."""
+        make = self.services.make_feeder if check is None else check.make_feeder
+        return make(FeedRequest(self.job, self.scan, ranges, self.model.directory, max_model_len, self.started))
 
     def open_journal(self, scope: str) -> Journal:
         """The journal of this output, with the rows that earlier runs noted in the same scope."""

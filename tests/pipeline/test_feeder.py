@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 from batchgen.errors import BatchgenError, InputError, JobError, OutputUnavailable
 from batchgen.pipeline import feeder as feeder_module
 from batchgen.pipeline.child import Limits
-from batchgen.pipeline.feeder import PreparedRow, PromptFeeder, check_prompts
+from batchgen.pipeline.feeder import PreparedRow, PromptFeeder
 from batchgen.records import RowRange
 from tests.pipeline.prompts import plan_prompts
 
@@ -159,19 +160,75 @@ def _kill_then(prepare: Any, only_with: int | None = None) -> Any:
 def test_faults_of_the_job_are_raised_at_the_start(tmp_path: Path) -> None:
     spec, _ = plan_prompts(tmp_path, [{"topic": "x"}], prompt={"template": "{{ topics }}"})
     with pytest.raises(JobError, match="no column 'topics' in the input; did you mean 'topic'"):
-        check_prompts(spec)
+        PromptFeeder(spec, [])
     assert not [thread for thread in threading.enumerate() if thread.name == "prompt-feeder"]
 
 
 def test_a_template_that_does_not_compile_in_time_is_a_job_error(tmp_path: Path) -> None:
     spec, _ = plan_prompts(tmp_path, [{"topic": "x"}], prompt={"template": "{{ 7 ** (7 ** 9) }}"})
     with pytest.raises(JobError, match="compiling the templates takes too long"):
-        check_prompts(spec, Limits(start_seconds=3.0))
+        PromptFeeder(spec, [], limits=Limits(start_seconds=3.0))
 
 
 def test_a_good_job_passes_the_check(tmp_path: Path) -> None:
     spec, _ = plan_prompts(tmp_path, [{"topic": "x"}], prompt={"template": "{{ topic }}"})
-    check_prompts(spec)
+    with closing(PromptFeeder(spec)) as feeder:
+        feeder.wait()
+        assert feeder.is_checked
+
+
+def test_the_child_that_checked_prepares_the_rows_by_what_is_known_by_then(tmp_path: Path) -> None:
+    spec, scan = plan_prompts(tmp_path, [{"n": "abc"}, {"n": "abcdefgh"}], max_model_len=1, prompt={"column": "n"})
+    with closing(PromptFeeder(spec)) as feeder:
+        feeder.wait()
+        checked = feeder.child_pid
+        feeder.begin(replace(spec, max_model_len=6), scan.ranges)
+        assert feeder.child_pid == checked
+        rows = drain(feeder)
+    assert [row.error and row.error.code for row in rows] == [None, "prompt_too_long"]
+
+
+def test_a_child_that_died_after_the_check_is_replaced(tmp_path: Path) -> None:
+    spec, scan = plan_prompts(tmp_path, [{"n": "abc"}] * 3, max_model_len=1, prompt={"column": "n"})
+    with closing(PromptFeeder(spec)) as feeder:
+        feeder.wait()
+        assert feeder.child_pid is not None
+        os.kill(feeder.child_pid, signal.SIGKILL)
+        feeder.begin(replace(spec, max_model_len=100), scan.ranges)
+        assert [row.error for row in drain(feeder)] == [None] * 3
+
+
+def test_a_fault_that_comes_after_the_check_is_raised_where_rows_begin(tmp_path: Path) -> None:
+    spec, scan = plan_prompts(tmp_path, [{"n": "x"}], prompt={"column": "n"})
+    with closing(PromptFeeder(spec)) as feeder:
+        feeder.wait()
+        with pytest.raises(JobError, match="no column 'm' in the input"):
+            feeder.begin(replace(spec, prompt=spec.prompt.model_copy(update={"column": "m"})), scan.ranges)
+    assert not [thread for thread in threading.enumerate() if thread.name == "prompt-feeder"]
+
+
+def test_a_check_is_closed_at_any_time(tmp_path: Path) -> None:
+    spec, _ = plan_prompts(tmp_path, [{"n": "x"}], prompt={"column": "n"})
+    PromptFeeder(spec).close()
+    feeder = PromptFeeder(spec)
+    feeder.wait()
+    pid = feeder.child_pid
+    feeder.close()
+    assert pid is not None
+    assert not is_running(pid)
+    assert not [thread for thread in threading.enumerate() if thread.name == "prompt-feeder"]
+
+
+def test_a_crash_while_the_child_starts_is_raised_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*arguments: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(feeder_module, "BoundedChild", crash)
+    spec, _ = plan_prompts(tmp_path, [{"n": "x"}], prompt={"column": "n"})
+    with pytest.raises(RuntimeError, match="a bug"):
+        PromptFeeder(spec).wait()
 
 
 def test_an_input_that_changes_under_way_ends_the_run_with_its_name(tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +26,10 @@ from batchgen.errors import (
     OutputUnavailable,
     TooManyRowErrors,
 )
+from batchgen.pipeline.ports import FeedRequest, NoCheck
 from batchgen.pipeline.runner import run_job
 from batchgen.records import RowError
-from tests.pipeline.fakes import FakeEngine, FakeWorld, interrupt_after, make_job
+from tests.pipeline.fakes import FakeEngine, FakeFeeder, FakeWorld, interrupt_after, make_job
 
 
 def rows_of(job: JobConfig) -> list[dict[str, Any]]:
@@ -47,6 +51,48 @@ def test_every_row_is_committed_once_in_input_order(tmp_path: Path) -> None:
     assert all(len(row["completions"]) == 2 for row in rows)
     assert (report.num_rows, report.num_ok, report.num_errors, report.num_rows_this_run) == (10, 10, 0, 10)
     assert report.completion_tokens == sum(sum(row["batchgen"]["completion_tokens"]) for row in rows)
+
+
+class _Check(NoCheck):
+    """Is done after it was asked a few times."""
+
+    def __init__(self, request: FeedRequest, *, asked: int, error: Exception | None = None) -> None:
+        super().__init__(FakeFeeder)
+        self._left, self._error = asked, error
+
+    @property
+    def is_done(self) -> bool:  # type: ignore[override]
+        self._left -= 1
+        return self._left < 0
+
+    def wait(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+def test_the_engine_is_imported_while_prompts_are_checked_and_no_longer(tmp_path: Path) -> None:
+    imported = []
+
+    def parts() -> Iterator[None]:
+        for part in range(5):
+            imported.append(part)
+            yield
+
+    services = replace(FakeWorld().services, check_prompts=partial(_Check, asked=2), import_engine=parts)
+    assert run_job(make_job(tmp_path), services=services).num_ok == 10
+    assert imported == [0, 1, 2]
+
+
+def test_what_is_wrong_with_every_prompt_is_told_before_what_cannot_be_imported(tmp_path: Path) -> None:
+    def parts() -> Iterator[None]:
+        raise ImportError("no torch here")
+        yield
+
+    world = FakeWorld()
+    check = partial(_Check, asked=2, error=JobError("prompt.template: wrong"))
+    with pytest.raises(JobError, match=r"prompt\.template: wrong"):
+        run_job(make_job(tmp_path), services=replace(world.services, check_prompts=check, import_engine=parts))
+    assert not world.engines
 
 
 def test_a_second_run_has_nothing_to_do_and_loads_no_model(tmp_path: Path) -> None:

@@ -20,5 +20,7 @@ def test_faults_of_every_prompt_are_found_before_the_model_is_loaded(tmp_path: P
     job = make_job(prompt={"template": "{{ topics }}"})
     scan = scan_inputs(list_inputs(job.input, tmp_path), job.input)
     request = FeedRequest(job, scan, (), model_directory(tmp_path), 1, STARTED)
+    check = default_services().check_prompts
+    assert check is not None
     with pytest.raises(JobError, match="no column 'topics' in the input"):
-        default_services().check_prompts(request)
+        check(request).wait()
