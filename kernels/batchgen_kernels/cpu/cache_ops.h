@@ -9,11 +9,9 @@ template <typename T> static inline float quantize_row(const T *from, int dim, i
   }
   const float scale = reduce_max(largest) / 127.0f;
   const Vec divisor = splat(scale > 0 ? scale : 1.0f);
-  float steps[kLanes];
   for (int d = 0; d < dim; d += kLanes) {
     const int n = std::min(kLanes, dim - d);
-    store(steps, round_even(load_as(from + d, n) / divisor));
-    for (int i = 0; i < n; ++i) to[d + i] = int8_t(std::clamp(steps[i], -127.0f, 127.0f));
+    store_int8(to + d, round_even(load_as(from + d, n) / divisor), n);
   }
   return scale;
 }

@@ -40,7 +40,7 @@ static inline Vec silu(Vec gate) {
   // exp of what is never positive cannot overflow.
   const Mask positive = greater(gate, zero());
   const Vec decay = exp(select(positive, zero() - gate, gate));
-  return gate * (select(positive, splat(1.0f), decay) / (splat(1.0f) + decay));
+  return gate * (select(positive, splat(1.0f), decay) * reciprocal(splat(1.0f) + decay));
 }
 
 template <typename T> static void gate_token(const SiluMulArgs &args, int64_t token) {

@@ -104,11 +104,13 @@ struct LinearJob {
 struct LinearResult {
   int row, num_rows, column;
 
-  void write(const LinearJob &job, float *sums) const {
+  // Rows [first, last) of them.
+  void write(const LinearJob &job, float *sums, int first, int last) const {
     const LinearArgs &args = job.args;
     const int columns = std::min(kPanelColumns, args.n - column);
-    for (int r = 0; r < num_rows; ++r, sums += kPanelColumns) {
-      if (job.input.scales) scale_row(args, sums, job.input.scales[row + r], columns);
+    if (job.input.scales) scale(args, sums, job.input.scales + row, columns, first, last);
+    sums += first * kPanelColumns;
+    for (int r = first; r < last; ++r, sums += kPanelColumns) {
       if (args.bias)
         for (int c = 0; c < columns; c += kLanes)
           store(sums + c, load(sums + c) + load_as(args.bias + column + c, std::min(kLanes, columns - c)));
@@ -126,11 +128,16 @@ struct LinearResult {
   size_t at(const LinearArgs &args, int r) const { return size_t(row + r) * args.n + column; }
 
   // Exact integers become products of numbers: x w = (sum - offset) row_scale column_scale.
-  void scale_row(const LinearArgs &args, float *sums, float row_scale, int columns) const {
+  void scale(const LinearArgs &args, float *sums, const float *row_scales, int columns, int first,
+             int last) const {
     for (int c = 0; c < columns; c += kLanes) {
       const int n = std::min(kLanes, columns - c);
-      const Vec exact = subtract_int32(sums + c, args.column_offsets + column + c, n);
-      store(sums + c, exact * splat(row_scale) * load_as(args.column_scales + column + c, n));
+      const Ints offsets = load_ints(args.column_offsets + column + c, n);
+      const Vec column_scale = load_as(args.column_scales + column + c, n);
+      for (int r = first; r < last; ++r) {
+        float *at = sums + r * kPanelColumns + c;
+        store(at, subtract(at, offsets) * splat(row_scales[r]) * column_scale);
+      }
     }
   }
 
@@ -163,16 +170,32 @@ struct LinearResult {
   }
 };
 
+// Sums that are still to be written, some rows at a time.
+struct PendingResult {
+  const LinearJob &job;
+  LinearResult result;
+  float *sums;
+  int rows_per_step, next = 0;
+
+  void step() { write(std::min(next + rows_per_step, result.num_rows)); }
+  void finish() { write(result.num_rows); }
+
+  void write(int end) {
+    if (next < end) result.write(job, sums, next, end);
+    next = std::max(next, end);
+  }
+};
+
 // Writes each result while the next is computed.
 template <bool int8> class LinearWriter {
  public:
   explicit LinearWriter(const LinearJob &job) : job_(job) {}
-  ~LinearWriter() { before_.write(job_, sums_[turn_ ^ 1]); }
+  ~LinearWriter() { before_.write(job_, sums_[turn_ ^ 1], 0, before_.num_rows); }
 
   template <bool stream_weights> void add(int row, int num_rows, int panel, Ahead ahead) {
+    PendingResult pending{job_, before_, sums_[turn_ ^ 1], (kLinearRows + job_.num_blocks - 1) / job_.num_blocks};
     multiply_rows<int8, stream_weights>(job_.input.rows(row, num_rows), job_.weights(panel), job_.num_blocks, ahead,
-                                        sums_[turn_]);
-    before_.write(job_, sums_[turn_ ^ 1]);
+                                        pending, sums_[turn_]);
     before_ = {row, num_rows, panel * kPanelColumns};
     turn_ ^= 1;
   }

@@ -34,8 +34,9 @@ template <bool int8, int C, int A, int B> static inline void tile_dot() {
 }
 
 // Rows 0 to 15, and 16 to 31 where `second`; the operand that meets no other soon is streamed.
-template <bool int8, bool second, bool stream_weights>
-static inline void multiply_panel(const LinearRows &rows, const char *panel, int num_blocks, Ahead ahead, float *sums) {
+template <bool int8, bool second, bool stream_weights, class Before>
+static inline void multiply_panel(const LinearRows &rows, const char *panel, int num_blocks, Ahead ahead, Before &before,
+                                  float *sums) {
   const size_t stride = size_t(rows.stride);
   const char *top = rows.x, *bottom = rows.x + 16 * rows.stride;
   tile_zero<0>(), tile_zero<1>();
@@ -50,15 +51,20 @@ static inline void multiply_panel(const LinearRows &rows, const char *panel, int
     tile_dot<int8, 1, 4, 7>();
     if (second) tile_dot<int8, 2, 5, 6>(), tile_dot<int8, 3, 5, 7>();
     panel += kWeightBlockBytes, top += kRowBlockBytes, bottom += kRowBlockBytes;
+    before.step();
   }
+  // No later: a load behind a store whose address is the same modulo 4096 waits for it, and these wait for all products.
+  before.finish();
   tile_store<0>(sums, 128), tile_store<1>(sums + 16, 128);
   if (second) tile_store<2>(sums + 16 * 32, 128), tile_store<3>(sums + 16 * 32 + 16, 128);
 }
 
-template <bool int8, bool stream_weights>
-static inline void multiply_rows(const LinearRows &rows, const char *panel, int num_blocks, Ahead ahead, float *sums) {
-  rows.count > 16 ? multiply_panel<int8, true, stream_weights>(rows, panel, num_blocks, ahead, sums)
-                  : multiply_panel<int8, false, stream_weights>(rows, panel, num_blocks, ahead, sums);
+// `before` is other work: step() does some of it beside the products of a block, finish() what is left.
+template <bool int8, bool stream_weights, class Before>
+static inline void multiply_rows(const LinearRows &rows, const char *panel, int num_blocks, Ahead ahead, Before &before,
+                                 float *sums) {
+  rows.count > 16 ? multiply_panel<int8, true, stream_weights>(rows, panel, num_blocks, ahead, before, sums)
+                  : multiply_panel<int8, false, stream_weights>(rows, panel, num_blocks, ahead, before, sums);
 }
 
 #else
@@ -127,8 +133,10 @@ static inline void multiply_some(const LinearRows &rows, int row, const char *pa
     for (int half = 0; half < 2; ++half) S::put(sums + (row + r) * kPanelColumns + half * kLanes, sum[r][half]);
 }
 
-template <bool int8, bool>
-static inline void multiply_rows(const LinearRows &rows, const char *panel, int num_blocks, Ahead, float *sums) {
+template <bool int8, bool, class Before>
+static inline void multiply_rows(const LinearRows &rows, const char *panel, int num_blocks, Ahead, Before &before,
+                                 float *sums) {
+  before.finish();
   using S = std::conditional_t<int8, QuadSums, PairSums>;
   constexpr int kMost = BG_LEVEL >= 3 || (int8 && BG_LEVEL >= 2) ? 12 : BG_LEVEL >= 2 ? 8 : 2;
   int row = 0;

@@ -231,19 +231,30 @@ static inline float reduce_max(Vec a) {
   return lane[0];
 }
 
-// The differences of sixteen int32 as floats; only the first n of `b` are read.
-static inline Vec subtract_int32(const float *a, const int32_t *b, int n) {
+// Sixteen int32, of which only the first n are read; and the differences of those whose bits lie at `a`, as floats.
 #if BG_LEVEL >= 2
-  const __m512i right = _mm512_maskz_loadu_epi32(__mmask16((1u << n) - 1), b);
-  return {_mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_loadu_si512(a), right))};
-#else
-  int32_t left[kLanes];
-  float wide[kLanes] = {};
-  std::memcpy(left, a, sizeof left);
-  for (int i = 0; i < n; ++i) wide[i] = float(left[i] - b[i]);
-  return load(wide);
-#endif
+using Ints = __m512i;
+static inline Ints load_ints(const int32_t *p, int n) { return _mm512_maskz_loadu_epi32(__mmask16((1u << n) - 1), p); }
+static inline Vec subtract(const float *a, Ints b) {
+  return {_mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_loadu_si512(a), b))};
 }
+#else
+struct Ints {
+  int32_t x[kLanes];
+};
+static inline Ints load_ints(const int32_t *p, int n) {
+  Ints ints = {};
+  std::memcpy(ints.x, p, sizeof(int32_t) * size_t(n));
+  return ints;
+}
+static inline Vec subtract(const float *a, const Ints &b) {
+  int32_t left[kLanes];
+  float wide[kLanes];
+  std::memcpy(left, a, sizeof left);
+  for (int i = 0; i < kLanes; ++i) wide[i] = float(int32_t(uint32_t(left[i]) - uint32_t(b.x[i])));
+  return load(wide);
+}
+#endif
 
 // The first n of sixteen whole numbers in [-127, 127], plus 128.
 static inline void store_shifted(uint8_t *p, Vec a, int n) {
@@ -254,6 +265,27 @@ static inline void store_shifted(uint8_t *p, Vec a, int n) {
   float steps[kLanes];
   store(steps, a);
   for (int i = 0; i < n; ++i) p[i] = uint8_t(int(std::clamp(steps[i], -127.0f, 127.0f)) + 128);
+#endif
+}
+
+// The first n of sixteen whole numbers in [-127, 127].
+static inline void store_int8(int8_t *p, Vec a, int n) {
+#if BG_LEVEL >= 2
+  _mm512_mask_cvtepi32_storeu_epi8(p, __mmask16((1u << n) - 1), _mm512_cvtps_epi32(a.x));
+#else
+  float steps[kLanes];
+  store(steps, a);
+  for (int i = 0; i < n; ++i) p[i] = int8_t(std::clamp(steps[i], -127.0f, 127.0f));
+#endif
+}
+
+// 1 / a for a in [1, 2], to two roundings.
+static inline Vec reciprocal(Vec a) {
+#if BG_LEVEL >= 2
+  const Vec guess = {_mm512_rcp14_ps(a.x)};
+  return fma(guess, fma(splat(-1.0f) * a, guess, splat(1.0f)), guess);
+#else
+  return splat(1.0f) / a;
 #endif
 }
 
