@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from batchgen.collection import collection_paused
+from batchgen.collection import collection_paused, exempt_from_collection
 
 if TYPE_CHECKING:
     from batchgen.engine.engine import Engine
@@ -46,10 +46,14 @@ _ENGINE_PARTS = ("torch", "transformers", "batchgen.engine.engine")
 
 
 def import_engine() -> Iterator[None]:
-    """Not for users. Import what an engine needs, a part at a time: one may look up between, or leave the rest."""
+    """Not for users. Import what an engine needs, a part at a time: one may look up between, or leave the rest.
+
+    What a part brings is exempt from collection.
+    """
     for part in _ENGINE_PARTS:
         with collection_paused():
             import_module(part)
+            exempt_from_collection()
         yield
 
 

@@ -21,6 +21,7 @@ import typer
 from typer.main import get_command
 
 from batchgen import __version__
+from batchgen.collection import collection_paused, exempt_from_collection
 from batchgen.errors import BatchgenError, Interrupted, JobFileError
 from batchgen.printable import printable_lines
 from batchgen.units import parse_duration
@@ -85,7 +86,10 @@ WaitLock = Annotated[
 
 def _load(module: str) -> Any:
     """A module of ours, only when a command needs it: --help reads no pydantic, and validate no torch."""
-    return import_module(f"batchgen.{module}")
+    with collection_paused():
+        found = import_module(f"batchgen.{module}")
+        exempt_from_collection()
+    return found
 
 
 def _show_version(wanted: bool) -> None:

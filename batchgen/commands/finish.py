@@ -13,6 +13,7 @@ from batchgen.commands.report import write_report
 from batchgen.commands.summary import relative, row_lines, summary_lines
 from batchgen.config import JobConfig
 from batchgen.data.files import OutputFiles
+from batchgen.data.without_pandas import leave_pandas_out
 from batchgen.errors import BatchgenError, TooManyRowErrors
 from batchgen.pipeline.progress import Progress
 from batchgen.pipeline.report import JobReport
@@ -39,6 +40,7 @@ def work_and_report(job: JobConfig, work: Callable[[Progress], JobReport]) -> tu
 
     The page is written where too many rows failed, too; after an interruption it is left to `batchgen report`.
     """
+    leave_pandas_out()
     progress = open_progress(job.run.log)
     try:
         found = work(progress)

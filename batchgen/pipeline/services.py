@@ -38,7 +38,9 @@ def find_model(job: JobConfig, known: Mapping[str, list[Any]]) -> ModelFiles:
 
 def make_engine(job: JobConfig, directory: Path) -> EngineLike:
     """Load the model; raises ModelError and JobError."""
-    # By way of the package's lazy name: torch is loaded here and not before, and so not at all for "nothing to do".
+    # Here and not before, and so not at all for "nothing to do".
+    for _ in batchgen.import_engine():
+        pass
     engine = batchgen.Engine(
         str(directory),
         dtype=job.model.dtype,

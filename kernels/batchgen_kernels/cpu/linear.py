@@ -19,6 +19,10 @@ from batchgen_kernels.cpu.library import DTYPE_CODES, advise_huge_pages, dtype_c
 _OUT_DTYPES = (torch.bfloat16, torch.float32)
 _GATES = 16
 """Gates that lie together in a panel, followed by their ups."""
+_PANEL = 32
+"""Outputs of a panel, in two halves."""
+_WORD = 4
+"""Bytes of an output that stay together; sixteen of them are a block."""
 _MAX_INPUTS_INT8 = 65536
 """More could overflow the int32 sums."""
 
@@ -45,7 +49,13 @@ def _pack(weight_NK: Tensor) -> Tensor:
     storage = torch.empty(count(*size) + 64, dtype=torch.uint8)
     advise_huge_pages(storage)
     packed = storage[-storage.data_ptr() % 64 :][: count(*size)]
-    library().bg_linear_pack(ctypes.c_void_p(weight.data_ptr()), *size, ctypes.c_void_p(packed.data_ptr()))
+    if len(weight) % _PANEL or weight[0].nbytes % (16 * _WORD):
+        library().bg_linear_pack(ctypes.c_void_p(weight.data_ptr()), *size, ctypes.c_void_p(packed.data_ptr()))
+    else:
+        # Whole panels and blocks are a transposition, which torch does on all threads.
+        words = weight.view(torch.int32).view(-1, 2, _PANEL // 2, weight[0].nbytes // (16 * _WORD), 16)
+        in_order = words.permute(0, 3, 1, 4, 2)
+        packed.view(torch.int32).view(in_order.shape).copy_(in_order)
     return packed
 
 
@@ -59,9 +69,10 @@ def quantize_weight(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
 
 def _interleave(gate_IK: Tensor, up_IK: Tensor) -> Tensor:
     """Return the rows of both weights in turns of sixteen, padded with zeros to whole turns."""
-    missing = -len(gate_IK) % _GATES
-    halves = [pad(half, (0, 0, 0, missing)).view(-1, _GATES, half.shape[1]) for half in (gate_IK, up_IK)]
-    return torch.stack(halves, 1).flatten(0, 2)
+    halves = (gate_IK, up_IK)
+    if missing := -len(gate_IK) % _GATES:
+        halves = (pad(gate_IK, (0, 0, 0, missing)), pad(up_IK, (0, 0, 0, missing)))
+    return torch.stack([half.reshape(-1, _GATES, half.shape[1]) for half in halves], 1).flatten(0, 2)
 
 
 class PackedLinear:
