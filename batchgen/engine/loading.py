@@ -18,7 +18,7 @@ from batchgen.engine.independent_rows import make_rows_independent
 from batchgen.engine.kv_cache import KVCache, LayerShape
 from batchgen.engine.made_up import largest_batch
 from batchgen.engine.masks import AllowedTokens
-from batchgen.engine.memory import num_blocks_for, touch_ahead
+from batchgen.engine.memory import TouchAhead, num_blocks_for
 from batchgen.engine.model_loader import LoadedModel, load_model
 from batchgen.engine.model_runner import ModelRunner
 from batchgen.engine.ops import Ops, select_ops
@@ -131,14 +131,16 @@ def load_parts(options: EngineOptions, device: Device | None = None, ops: Ops | 
     loaded = load_model(directory, options.dtype, device.where, options.max_model_len)
     int8 = _check_quantization(options, loaded, device.where)
     scheduler, cache = _make_cache(options, loaded, ops, device)
+    touching = TouchAhead(cache.tensors, TOUCHED_BYTES) if on_cpu else None
     if on_cpu:
-        touch_ahead(cache.tensors, TOUCHED_BYTES)
         make_rows_independent(loaded.model, loaded.attention_modules, int8)
     sampler = Sampler(ops, device)
     runner = ModelRunner(loaded, cache, ops, device)
     dependence = ""
     if on_cpu and not device.is_asynchronous:
         dependence = row_dependence(runner, loaded, options.quantization)
+    if touching is not None:
+        touching.finish()
     return EngineParts(
         runner=runner,
         sampler=sampler,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Sequence
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from threading import Thread
+from threading import Thread, get_native_id
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -38,27 +41,54 @@ def num_blocks_for(budget: int, bytes_per_block: int, most_useful: int) -> int:
     return num_blocks
 
 
-def touch_ahead(tensors: Sequence[torch.Tensor], limit: int) -> Thread:
-    """Have the system find memory for the first `limit` bytes of all tensors together; changes no content.
+class TouchAhead:
+    """Has the system find memory for the first `limit` bytes of all tensors together; changes no content.
 
     A page is found and cleared when it is first written, which takes longer than to compute what is written; a block of
-    a KV cache is first written in the middle of a step. The thread that is returned does it beside the loading, which
-    seldom needs a second core, and ends by itself.
+    a KV cache is first written in the middle of a step. A thread does it beside the loading, on a core that nobody else
+    wants: the threads of a matrix product wait for each other, so one that loses its core delays all.
     """
-    total = sum(tensor.nbytes for tensor in tensors)
-    share = min(1.0, limit / max(1, total))
-    regions = [(tensor, int(tensor.nbytes * share)) for tensor in tensors]
 
-    def touch() -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], limit: int) -> None:
+        """Begin; the thread ends by itself."""
+        self._tensors = tensors
+        self._left = deque(_pieces(tensors, limit))
+        self._thread = Thread(target=self._touch_when_idle, name="touch-ahead", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> Thread:
+        """Have what is left done with no regard for others; all is when the thread that is returned has ended."""
+        thread = Thread(target=self._touch_the_rest, name="touch-rest", daemon=True)
+        thread.start()
+        return thread
+
+    def _touch_the_rest(self) -> None:
+        self._touch()
+        self._thread.join()
+
+    def _touch_when_idle(self) -> None:
+        if hasattr(os, "SCHED_IDLE"):
+            with suppress(OSError):
+                os.sched_setscheduler(get_native_id(), os.SCHED_IDLE, os.sched_param(0))
+            self._touch()
+
+    def _touch(self) -> None:
         system = ctypes.CDLL(None)
-        for done in range(0, max((num_bytes for _, num_bytes in regions), default=0), _TOUCHED_AT_A_TIME):
-            for tensor, num_bytes in regions:
-                start = tensor.data_ptr()
-                begin = (start + done) // mmap.PAGESIZE * mmap.PAGESIZE
-                size = start + min(done + _TOUCHED_AT_A_TIME, num_bytes) - begin
-                if size > 0 and system.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), _POPULATE_WRITE):
+        with suppress(IndexError):
+            while True:
+                begin, size = self._left.popleft()
+                if system.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), _POPULATE_WRITE):
                     return
 
-    thread = Thread(target=touch, name="touch-ahead", daemon=True)
-    thread.start()
-    return thread
+
+def _pieces(tensors: Sequence[torch.Tensor], limit: int) -> Iterator[tuple[int, int]]:
+    """Addresses and sizes of what is touched at a time, all tensors in turns."""
+    total = sum(tensor.nbytes for tensor in tensors)
+    share = min(1.0, limit / max(1, total))
+    regions = [(tensor.data_ptr(), int(tensor.nbytes * share)) for tensor in tensors]
+    for done in range(0, max((num_bytes for _, num_bytes in regions), default=0), _TOUCHED_AT_A_TIME):
+        for start, num_bytes in regions:
+            begin = (start + done) // mmap.PAGESIZE * mmap.PAGESIZE
+            size = start + min(done + _TOUCHED_AT_A_TIME, num_bytes) - begin
+            if size > 0:
+                yield begin, size

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from batchgen.engine.memory import touch_ahead
+from batchgen.engine.memory import TouchAhead
 
 MIB = 1 << 20
 
@@ -24,13 +24,13 @@ def test_touched_memory_is_there_when_it_is_written_and_keeps_its_contents() -> 
     written = torch.arange(MIB, dtype=torch.int32)
     tensors = [torch.empty(8 * MIB, dtype=torch.uint8) for _ in range(4)]
     untouched = faults_of_writing(torch.empty(8 * MIB, dtype=torch.uint8))
-    touch_ahead([written, *tensors], 36 * MIB).join()
+    TouchAhead([written, *tensors], 36 * MIB).finish().join()
     assert torch.equal(written, torch.arange(MIB, dtype=torch.int32))
     assert sum(map(faults_of_writing, tensors)) < untouched / 2
 
 
 def test_no_more_is_touched_than_asked_for() -> None:
     tensor = torch.empty(16 * MIB, dtype=torch.uint8)
-    touch_ahead([tensor], 4 * MIB).join()
+    TouchAhead([tensor], 4 * MIB).finish().join()
     assert faults_of_writing(tensor[8 * MIB :]) > 0
-    touch_ahead([], MIB).join()
+    TouchAhead([], MIB).finish().join()
