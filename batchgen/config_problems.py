@@ -88,7 +88,8 @@ def _wrong_value(details: ErrorDetails, key: str) -> str:
         return f"must be {_TYPES[kind]}, got {describe(value)}{_repair(kind, value)}"
     if kind in _BOUNDS:
         sign, name = _BOUNDS[kind]
-        return f"must be {sign} {context[name]:g}, got {describe(value)}{hint}"
+        bound = context[name] if isinstance(context[name], int) else f"{context[name]:g}"
+        return f"must be {sign} {bound}, got {describe(value)}{hint}"
     if kind == "literal_error":
         return _not_a_choice(str(context["expected"]), value) + hint
     if kind == "string_pattern_mismatch" and key in _PATTERNS:
@@ -118,7 +119,7 @@ def _not_a_choice(expected: str, value: object) -> str:
     choices = expected.replace(" or ", ", ").replace("'", '"').replace("True", "true").replace("False", "false")
     words = [word.strip('"') for word in choices.split(", ")]
     listed = choices if len(words) == 1 else f"one of {choices}"
-    close = difflib.get_close_matches(value, words, n=1) if isinstance(value, str) else []
+    close = difflib.get_close_matches(value, words, n=1) if isinstance(value, str) and value not in words else []
     suggestion = f'; did you mean "{close[0]}"?' if close else ""
     return f"must be {listed}, got {describe(value)}{suggestion}"
 

@@ -13,6 +13,7 @@ from batchgen.config_values import (
     ARROW_TYPES,
     AutoBytes,
     AutoCount,
+    AutoProcesses,
     Bytes,
     Duration,
     Expression,
@@ -189,7 +190,7 @@ class EngineConfig(Section):
     ] = "auto"
     max_sequences: Annotated[AutoCount, Field(description="Most sequences that run at once.")] = "auto"
     threads: Annotated[
-        AutoCount,
+        AutoProcesses,
         Field(
             description="Threads of a CPU; auto: as torch finds them, which is one for each core or OMP_NUM_THREADS."
         ),
@@ -239,6 +240,8 @@ class OutputConfig(Section):
     @field_validator("path")
     @classmethod
     def _check_local(cls, path: str) -> str:
+        if "\0" in path:
+            raise ValueError("must not hold the character U+0000, which no file name can")
         if "://" in path:
             raise ValueError(f"must be a local directory, got {describe(path)}; stores are not written to yet")
         return path
@@ -256,7 +259,7 @@ class RunConfig(Section):
     """How the run behaves. Nothing here can change a row."""
 
     workers: Annotated[
-        AutoCount,
+        AutoProcesses,
         Field(
             description="Worker processes, each with an engine of its own; auto: one for each GPU, or for each NUMA "
             "node of a CPU. With `scheduler`: how many are expected.",

@@ -41,30 +41,46 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _check_count(value: object) -> object:
-    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+MAX_COUNT = 2**31 - 1
+MAX_PROCESSES = 4096
+"""Of workers, and of threads: a number with too many digits must not start them."""
+MAX_BYTES = 2**63 - 1
+MAX_SECONDS = 1e9
+"""30 years; the system's clocks and waits take no more than about 290."""
+
+
+def _is_whole(value: object, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
+
+
+def _check_count(value: object, most: int = MAX_COUNT) -> object:
+    if value == "auto" or _is_whole(value, most):
         return value
-    raise ValueError(f'must be "auto" or a whole number >= 1, got {describe(value)}')
+    bound = f" and <= {most}" if isinstance(value, int) and value > most else ""
+    raise ValueError(f'must be "auto" or a whole number >= 1{bound}, got {describe(value)}')
+
+
+def _check_processes(value: object) -> object:
+    return _check_count(value, MAX_PROCESSES)
 
 
 def _check_bytes(value: object) -> object:
-    if isinstance(value, str) and value != "auto":
-        value = parse_bytes(value)
-    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
-        return value
-    raise ValueError(f'must be "auto" or a number of bytes such as 256MiB, got {describe(value)}')
+    return value if value == "auto" else _check_size(value, '"auto" or ')
 
 
-def _check_size(value: object) -> object:
-    if value == "auto":
-        raise ValueError('must be a number of bytes such as 16MiB, got the text "auto"')
-    return _check_bytes(value)
+def _check_size(value: object, auto: str = "") -> object:
+    size = parse_bytes(value) if isinstance(value, str) and value != "auto" else value
+    if _is_whole(size, MAX_BYTES):
+        return size
+    raise ValueError(f"must be {auto}a number of bytes such as 256MiB, got {describe(value)}")
 
 
 def _check_duration(value: object) -> object:
     seconds = parse_duration(value) if isinstance(value, str) else value
-    if _is_number(seconds) and isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds >= 0:
+    if _is_number(seconds) and isinstance(seconds, (int, float)) and 0 <= seconds <= MAX_SECONDS:
         return float(seconds)
+    if isinstance(seconds, (int, float)) and MAX_SECONDS < seconds < math.inf:
+        raise ValueError(f"must be at most {MAX_SECONDS:.0f} seconds, got {describe(value)}")
     raise ValueError(f"must be seconds or a time such as 90s, 30m or 1h30m, got {describe(value)}")
 
 
@@ -111,8 +127,13 @@ _BYTES_SCHEMA: dict[str, Any] = {
     ]
 }
 
-AutoCount = Annotated[Literal["auto"] | Annotated[int, Field(ge=1)], BeforeValidator(_check_count)]
+AutoCount = Annotated[Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_COUNT)], BeforeValidator(_check_count)]
 """`auto` or a whole number from 1."""
+
+AutoProcesses = Annotated[
+    Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_PROCESSES)], BeforeValidator(_check_processes)
+]
+"""`auto` or how many workers or threads."""
 
 AutoBytes = Annotated[Literal["auto"] | int, BeforeValidator(_check_bytes), WithJsonSchema(_BYTES_SCHEMA)]
 """`auto` or a number of bytes, written with a unit or without."""

@@ -9,8 +9,15 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from batchgen.response_format import ResponseFormat
 
 MAX_SEED = 2**63 - 1
+MAX_COUNT = 2**31 - 1
+"""Of tokens, and token ids: what columns of 32 bits hold."""
+MAX_SAMPLES = 2**16
+"""Of one prompt: each is a record in memory from the moment when the prompt is admitted."""
+MAX_FACTOR = 1e6
+"""The logits are computed in float32; with this and the next a product of both stays finite there."""
+MAX_BIAS = 1e30
 
-TokenId = Annotated[int, Field(ge=0)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
 
 class BeamParams(BaseModel):
@@ -18,7 +25,7 @@ class BeamParams(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    width: Annotated[int, Field(ge=1, description="Beams kept at each step.")]
+    width: Annotated[int, Field(ge=1, le=MAX_SAMPLES, description="Beams kept at each step.")]
     length_penalty: Annotated[
         float,
         Field(
@@ -46,17 +53,27 @@ class SamplingParams(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    n: Annotated[int, Field(ge=1, description="Samples returned per prompt.")] = 1
+    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES, description="Samples returned per prompt.")] = 1
     best_of: Annotated[
         int | None,
-        Field(ge=1, description="Samples drawn, of which the n with the highest mean log-probability are returned."),
+        Field(
+            ge=1,
+            le=MAX_SAMPLES,
+            description="Samples drawn, of which the n with the highest mean log-probability are returned.",
+        ),
     ] = None
     temperature: Annotated[
         float,
-        Field(ge=0, allow_inf_nan=False, description="0 is greedy: the most likely token, the lowest id on ties."),
+        Field(
+            ge=0,
+            le=MAX_FACTOR,
+            allow_inf_nan=False,
+            description="0 is greedy: the most likely token, the lowest id on ties.",
+        ),
     ] = 1.0
     top_k: Annotated[
-        int | None, Field(ge=-1, description="Keep the k most likely tokens; null, 0 and -1 keep all, 1 is greedy.")
+        int | None,
+        Field(ge=-1, le=MAX_COUNT, description="Keep the k most likely tokens; null, 0 and -1 keep all, 1 is greedy."),
     ] = None
     top_p: Annotated[
         float, Field(gt=0, le=1, description="Keep the smallest set of tokens with at least this probability.")
@@ -66,7 +83,12 @@ class SamplingParams(BaseModel):
     ] = 0.0
     repetition_penalty: Annotated[
         float,
-        Field(gt=0, allow_inf_nan=False, description="Divides positive logits of tokens seen in prompt or output."),
+        Field(
+            ge=1 / MAX_FACTOR,
+            le=MAX_FACTOR,
+            allow_inf_nan=False,
+            description="Divides positive logits of tokens seen in prompt or output.",
+        ),
     ] = 1.0
     presence_penalty: Annotated[
         float, Field(ge=-2, le=2, description="Taken off the logits of tokens that were generated.")
@@ -75,19 +97,22 @@ class SamplingParams(BaseModel):
         float, Field(ge=-2, le=2, description="Taken off once for each time a token was generated.")
     ] = 0.0
     logit_bias: Annotated[
-        dict[TokenId, Annotated[float, Field(allow_inf_nan=False)]],
+        dict[TokenId, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS, allow_inf_nan=False)]],
         Field(description="Added to the logits of token ids, before the penalties; -100 as good as bans one."),
     ] = {}
     bad_words: Annotated[
         tuple[str, ...], Field(description="Words that are never generated, with and without a space before them.")
     ] = ()
     min_tokens: Annotated[
-        int, Field(ge=0, description="No eos, stop id or stop string ends a sample before this many tokens.")
+        int,
+        Field(ge=0, le=MAX_COUNT, description="No eos, stop id or stop string ends a sample before this many tokens."),
     ] = 0
     max_tokens: Annotated[
         int | None,
         Field(
-            ge=0, description="Most tokens generated per sample; null: as many as the context leaves; 0: score only."
+            ge=0,
+            le=MAX_COUNT,
+            description="Most tokens generated per sample; null: as many as the context leaves; 0: score only.",
         ),
     ] = None
     stop: Annotated[
@@ -98,10 +123,14 @@ class SamplingParams(BaseModel):
     ignore_eos: Annotated[bool, Field(description="Go on past end-of-sequence ids.")] = False
     logprobs: Annotated[
         int | None,
-        Field(ge=0, description="Raw log-probabilities of each drawn token and of this many most likely ones."),
+        Field(
+            ge=0,
+            le=MAX_COUNT,
+            description="Raw log-probabilities of each drawn token and of this many most likely ones.",
+        ),
     ] = None
     prompt_logprobs: Annotated[
-        int | None, Field(ge=0, description="The same for each token of the prompt but the first.")
+        int | None, Field(ge=0, le=MAX_COUNT, description="The same for each token of the prompt but the first.")
     ] = None
     seed: Annotated[
         int | None,

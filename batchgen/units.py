@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 _BYTE_UNITS = {"": 1, "b": 1} | {
     f"{letter}{suffix}": base**power
@@ -26,7 +27,7 @@ def parse_bytes(text: str) -> int:
     unit = _BYTE_UNITS.get(match.group(2).lower()) if match else None
     if match is None or unit is None:
         raise ValueError(f'must be a number of bytes such as 256MiB or 2GB, got the text "{text}"')
-    return int(float(match.group(1)) * unit) if "." in match.group(1) else int(match.group(1)) * unit
+    return int(Fraction(match.group(1)) * unit)
 
 
 def parse_duration(text: str) -> float:

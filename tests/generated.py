@@ -96,7 +96,7 @@ def _type(node: dict[str, Any]) -> str:
     names = {"integer": "whole number", "string": "text", "boolean": "true or false", "object": "mapping"}
     bounds = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<="}
     # The largest seed is 2 ** 63 - 1, which says nothing to a reader.
-    limits = [f"{sign} {node[key]:g}" for key, sign in bounds.items() if key in node and node[key] < 1 << 62]
+    limits = [f"{sign} {node[key]:,.10g}" for key, sign in bounds.items() if key in node and node[key] < (1 << 31) - 1]
     return " ".join([names.get(node["type"], str(node["type"])), ", ".join(limits)]).strip()
 
 

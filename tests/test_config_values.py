@@ -53,6 +53,26 @@ def test_a_time_is_finite_and_not_negative(value: object) -> None:
         RunConfig.model_validate({"grace": value})
 
 
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        (EngineConfig, {"max_sequences": 2**31}, "whole number >= 1 and <= 2147483647, got"),
+        (EngineConfig, {"threads": 100_000}, "whole number >= 1 and <= 4096, got"),
+        (RunConfig, {"workers": 10**22}, "whole number >= 1 and <= 4096, got"),
+        (EngineConfig, {"kv_cache_memory": 10**30}, "number of bytes such as 256MiB, got"),
+        (InputConfig, {"path": "x", "max_row_bytes": 10**22}, "must be a number of bytes such as 256MiB, got"),
+        (InputConfig, {"path": "x", "max_row_bytes": "auto"}, "must be a number of bytes such as 256MiB, got"),
+        (RunConfig, {"max_runtime": 1e300}, "must be at most 1000000000 seconds, got"),
+        (RunConfig, {"grace": "99999999d"}, "must be at most 1000000000 seconds, got"),
+    ],
+)
+def test_a_number_with_too_many_digits_is_refused_before_anything_takes_it(
+    section: type[EngineConfig] | type[RunConfig] | type[InputConfig], values: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        section.model_validate(values)
+
+
 def test_max_runtime_may_be_left_open_but_grace_not() -> None:
     assert RunConfig.model_validate({"max_runtime": None}).max_runtime is None
     with pytest.raises(ValueError, match="got nothing"):

@@ -14,6 +14,7 @@ from batchgen.units import parse_bytes, parse_duration
         ("2KiB", 2048),
         ("256MiB", 256 << 20),
         ("1.5 GiB", 3 << 29),
+        ("9" * 400 + ".5kB", int("9" * 400) * 1000 + 500),
         ("1tb", 10**12),
     ],
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from batchgen.data.input_rows import RowFailure
+from batchgen.data.json_text import parsed
 
 ChatMessage = dict[str, Any]
 """`role`, `content` and what else the template reads."""
@@ -40,7 +40,7 @@ def chat_of(value: Any, column: str) -> list[ChatMessage]:
 def messages_of(text: str, column: str) -> Any:
     """What JSON text stands for; RowFailure `bad_messages` where it is no JSON."""
     try:
-        return json.loads(text)
+        return parsed(text)
     except (ValueError, RecursionError) as error:
         raise RowFailure("bad_messages", f"column {column!r} holds text that is no JSON list") from error
 

@@ -7,7 +7,7 @@ import gzip
 import io
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -33,6 +33,7 @@ _MAGIC: dict[bytes, Compression] = {
     b"\xfd7zXZ\x00": "xz",
     b"\x28\xb5\x2f\xfd": "zstd",
 }
+_DECOMPRESSORS: dict[str, Callable[[], Any]] = {"bz2": bz2.BZ2Decompressor, "xz": lzma.LZMADecompressor}
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, pa.ArrowException)
 _BUFFER_BYTES = 2**18
 
@@ -53,10 +54,8 @@ def open_text(path: Path, compression: Compression | None) -> BinaryIO:
         file = path.open("rb", buffering=_BUFFER_BYTES)
     elif compression == "gzip":
         file = gzip.open(path, "rb")  # noqa: SIM115
-    elif compression == "bz2":
-        file = bz2.open(path, "rb")  # noqa: SIM115
-    elif compression == "xz":
-        file = lzma.open(path, "rb")  # noqa: SIM115
+    elif compression in _DECOMPRESSORS:
+        file = io.BufferedReader(_Streams(path, _DECOMPRESSORS[compression]), _BUFFER_BYTES)
     else:
         file = io.BufferedReader(_ZstdStream(path), _BUFFER_BYTES)
     return cast(BinaryIO, file)
@@ -77,6 +76,51 @@ def damage_named(path: Path) -> Iterator[None]:
 
 def _damaged(path: Path, error: Exception) -> InputError:
     return InputError(f"{path}: the archive is cut or damaged ({error}); fetch or write it again")
+
+
+class _Streams(io.RawIOBase):
+    """bz2 or xz streams one behind another, to the last byte.
+
+    Those of Python's own files end without a word at what is no stream, such as the damaged head of the next one.
+    """
+
+    def __init__(self, path: Path, begin: Callable[[], Any]) -> None:
+        self._file = path.open("rb")
+        self._begin = begin
+        self._stream = begin()
+        self._waiting = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        data = b""
+        while not data and not self._is_over():
+            compressed = b""
+            if self._stream.needs_input:
+                compressed, self._waiting = self._waiting or self._file.read(_BUFFER_BYTES), b""
+                if not compressed:
+                    raise EOFError("it ends within a stream")
+            data = self._stream.decompress(compressed, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _is_over(self) -> bool:
+        """Whether nothing follows; else a stream is open, the next one where the last has ended."""
+        if not self._stream.eof:
+            return False
+        rest = self._stream.unused_data
+        # Zeros may fill up what follows a stream, as in a file of whole blocks.
+        while not (rest := rest.lstrip(b"\0")):
+            rest = self._file.read(_BUFFER_BYTES)
+            if not rest:
+                return True
+        self._stream, self._waiting = self._begin(), rest
+        return False
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 class _ZstdStream(io.RawIOBase):

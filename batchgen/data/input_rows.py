@@ -28,6 +28,7 @@ class RowFailure(Exception):
     """What is wrong with one row; becomes that row's error, and harms no other."""
 
     def __init__(self, code: str, message: str) -> None:
+        message = message.encode("utf-8", "backslashreplace").decode("utf-8")  # It may quote what is no character.
         super().__init__(f"{code}: {message}")
         self.error = RowError(code, message)
 

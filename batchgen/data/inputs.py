@@ -53,7 +53,11 @@ def _named(pattern: str, base_dir: Path, config: InputConfig, skipped: set[str])
         return fetch_dataset(pattern, config, skipped)
     if is_url(pattern):
         return fetch_urls(pattern, config, skipped)
-    return [(_name(path, base_dir), path) for path in _expand(pattern, base_dir, config, skipped)]
+    try:
+        return [(_name(path, base_dir), path) for path in _expand(pattern, base_dir, config, skipped)]
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        raise InputError(f"input.path: {pattern}: cannot be read: {error.strerror}{where}") from error
 
 
 def _expand(pattern: str, base_dir: Path, config: InputConfig, skipped: set[str]) -> list[Path]:
@@ -85,7 +89,7 @@ def _expand(pattern: str, base_dir: Path, config: InputConfig, skipped: set[str]
 
 def _files_below(directory: Path, config: InputConfig, skipped: set[str]) -> Iterator[Path]:
     seen: set[str] = set()
-    for folder, folders, names in os.walk(directory, followlinks=True):
+    for folder, folders, names in os.walk(directory, onerror=_raise, followlinks=True):
         real = os.path.realpath(folder)
         if real in seen:
             folders.clear()
@@ -100,6 +104,11 @@ def _files_below(directory: Path, config: InputConfig, skipped: set[str]) -> Ite
                 skipped.add(name)
             else:
                 yield path
+
+
+def _raise(error: OSError) -> None:
+    """A folder that cannot be looked into may hold rows: it is not passed over."""
+    raise error
 
 
 def _refuse_twice(named: Sequence[tuple[str, Path]]) -> None:

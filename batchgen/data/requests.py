@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ from pydantic import ValidationError
 
 from batchgen.data.chat_messages import type_name
 from batchgen.data.input_rows import RowFailure
+from batchgen.data.json_text import parsed
 from batchgen.sampling_params import SamplingParams
 
 _NUMBER = (int, float)
@@ -63,7 +63,7 @@ def request_of(value: Any, column: str) -> dict[str, Any]:
         raise RowFailure("null_prompt", f"column {column!r} is null")
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = parsed(value)
         except (ValueError, RecursionError) as error:
             raise RowFailure("bad_request", f"column {column!r} holds text that is no JSON object") from error
     if not isinstance(value, dict):

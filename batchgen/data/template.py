@@ -11,6 +11,7 @@ from batchgen.data.chat_messages import ChatMessage, chat_of, messages_of, type_
 from batchgen.data.chat_template import ChatTemplate
 from batchgen.data.control_tokens import ControlTokens
 from batchgen.data.input_rows import RowFailure
+from batchgen.data.json_text import check_characters
 from batchgen.data.names import near_names
 from batchgen.data.requests import request_of
 from batchgen.data.row_template import ROW, RowTemplate
@@ -113,6 +114,7 @@ class PromptTemplate:
         text, literals = self._control_tokens.render(self._text, values)
         if not text:
             raise RowFailure("empty_prompt", "the prompt is empty")
+        check_characters(text)
         return RenderedPrompt(text, literals, add_special_tokens=not self._is_chat(values))
 
     def _without_json(self, values: dict[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,8 @@ from batchgen.tokenizer import Tokenizer
 
 DEFAULT_WINDOW = 8192
 """Prompts in flight: two shards of the default size, so that rows with a common prefix meet."""
+MOST_SAMPLES = 2**16
+"""Samples of the prompts in flight, each with a copy of its prompt: where n is large, fewer prompts are in flight."""
 
 
 KV_SAMPLE_STEPS = 4
@@ -110,6 +112,7 @@ class Engine:
         )
         self._masks = MaskMaker(parts.vocab_size)
         self._groups: dict[int, SequenceGroup] = {}
+        self._num_samples = 0
         self._refused: list[Completion] = []
         self._ready: deque[Completion] = deque()
         self._inboxes: dict[int, deque[Completion]] = {}
@@ -164,7 +167,7 @@ class Engine:
     @property
     def wants_prompts(self) -> bool:
         """Whether the window has room for another prompt."""
-        return self.num_unfinished < self._window
+        return self.num_unfinished < self._window and self._num_samples < MOST_SAMPLES
 
     @property
     def metrics(self) -> EngineMetrics:
@@ -195,7 +198,7 @@ class Engine:
         exhausted = False
         try:
             while not exhausted or positions:
-                while not exhausted and len(positions) < self._window:
+                while not exhausted and len(positions) < self._window and self._num_samples < MOST_SAMPLES:
                     position, prompt = next(source, (0, None))
                     if prompt is None:
                         exhausted = True
@@ -225,6 +228,7 @@ class Engine:
             self._refused.append(Completion(index, list(prompt.token_ids or []), [], error=refused.error))
         else:
             self._groups[index] = group
+            self._num_samples += group.params.num_sequences
             self._scheduler.add(group)
         return index
 
@@ -269,6 +273,7 @@ class Engine:
             group = self._groups.pop(index, None)
             if group is not None:
                 groups.append(group)
+                self._num_samples -= group.params.num_sequences
         self._scheduler.abort(groups)
 
     def partials(self) -> Iterator[tuple[int, list[PartialSample]]]:
@@ -374,6 +379,7 @@ class Engine:
 
     def _complete(self, group: SequenceGroup) -> Completion:
         del self._groups[group.prompt_index]
+        self._num_samples -= group.params.num_sequences
         completion = completion_of(group, self.tokenizer)
         self._metrics.num_prompt_tokens += group.num_prompt_tokens
         self._metrics.num_generated_tokens += sum(len(sample.token_ids) for sample in completion.samples)

@@ -88,7 +88,7 @@ class RequestBuilder:
         elif self.tokenizer is None:
             raise RequestRefused("no_tokenizer", "the model has no tokenizer; give the prompt as token ids")
         else:
-            ids = self.tokenizer.encode(prompt.text)
+            ids = self.tokenizer.encode(_encodable(prompt.text))
         if not ids:
             raise RequestRefused("empty_prompt", "the prompt has no tokens")
         bad = next((token_id for token_id in ids if not 0 <= token_id < self.vocab_size), None)
@@ -194,3 +194,12 @@ class RequestBuilder:
         sequence.cumulative_logprob = begun.cumulative_logprob
         sequence.trail = trail_of(begun.logprobs or ())
         return sequence
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        what = f"character {error.start} of the prompt is half of a surrogate pair, which is no character"
+        raise RequestRefused("invalid_utf8", what) from error
+    return text

@@ -19,6 +19,8 @@ from batchgen.engine.device import Device
 from batchgen.engine.sequence import Sequence
 from batchgen.sampling_params import SamplingParams
 
+_LEAST_TOP_P = 1e-30
+
 ParamsOf: TypeAlias = tuple[list[SamplingParams], NDArray[np.int64]]
 """Distinct parameters, and which of them each row has."""
 
@@ -33,7 +35,8 @@ def sample_params(sequences: list[Sequence], device: Device) -> SampleParams:
         edits,
         temperature_R=_column(params, lambda p: p.temperature, 1.0, np.float32, device),
         top_k_R=_column(params, lambda p: p.top_k or 0, 0, np.int64, device),
-        top_p_R=_column(params, lambda p: p.top_p, 1.0, np.float32, device),
+        # A smaller one would be 0 in float32, which keeps all.
+        top_p_R=_column(params, lambda p: max(p.top_p, _LEAST_TOP_P), 1.0, np.float32, device),
         min_p_R=_column(params, lambda p: p.min_p, 0.0, np.float32, device),
     )
 

@@ -44,6 +44,7 @@ def test_parts_of_text_are_kept_without_what_a_struct_adds() -> None:
         ("hello", "bad_messages", "text that is no JSON list"),
         ("[" * 100_000, "bad_messages", "text that is no JSON list"),
         ('"hello"', "bad_messages", "holds a string, not a list"),
+        ('[{"role": "user", "content": "\\ud83d"}]', "invalid_utf8", "half of a surrogate pair"),
         (["hi"], "bad_messages", "message 0 is a string, not an object"),
         ([*CHAT, {"content": "x"}], "bad_messages", "message 1 has no role"),
         ([{"role": "user", "content": None}], "bad_messages", "message 0 has no content"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,27 @@ def test_what_is_not_there_is_refused_with_a_hint(tmp_path: Path, path: str, mes
     touch(tmp_path, "prompts.jsonl", "notes.txt2", "empty/.hidden.jsonl")
     with pytest.raises(InputError, match=message):
         listed(tmp_path, path)
+
+
+def test_a_folder_that_cannot_be_looked_into_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch(tmp_path, "d/1.jsonl", "d/closed/2.jsonl")
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:
+        if str(path).endswith("closed"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(InputError, match=r"input\.path: d: cannot be read: Permission denied \(.*closed\)"):
+        listed(tmp_path, "d")
+
+
+def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"input\.path: x*: cannot be read: File name too long"):
+        listed(tmp_path, "x" * 300)
 
 
 def test_a_format_that_is_given_takes_any_name(tmp_path: Path) -> None:

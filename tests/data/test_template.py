@@ -74,6 +74,13 @@ def test_each_fault_of_a_prompt_column_has_its_code(value: Any, code: str, messa
     assert caught.value.error.code == code
 
 
+@pytest.mark.parametrize("source", ["{{ '%c' % 55357 }}", "{{ raise_exception('\\ud83d') }}"])
+def test_half_a_character_that_a_template_makes_is_an_error_that_can_be_written(source: str) -> None:
+    with pytest.raises(RowFailure, match=r"\\ud83d") as caught:
+        prompt(template=source).render({})
+    assert caught.value.error.message.isascii()
+
+
 def test_a_null_that_is_printed_names_its_column() -> None:
     with pytest.raises(RowFailure, match=r"prints a value that is null.*\('b' of this row is null\)") as caught:
         prompt(template="{{ a }}{{ b }}").render({"a": 1, "b": None, "c": None})

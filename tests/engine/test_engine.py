@@ -5,6 +5,7 @@ from itertools import count, islice
 
 import pytest
 
+from batchgen.engine import engine as engine_module
 from batchgen.records import Completion, PartialSample, Prompt
 from batchgen.sampling_params import SamplingParams
 from tests.engine.fakes import Fake, expected_ids, make_fake, prompt_ids, run
@@ -58,6 +59,24 @@ def test_generate_reads_its_source_only_as_far_as_the_window() -> None:
         assert source.num_read <= taken + 10
         assert fake.engine.num_unfinished <= 10
     completions.close()
+    fake.assert_all_free()
+
+
+def test_prompts_of_many_samples_are_fewer_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "MOST_SAMPLES", 10)
+    fake = make_fake(window=10)
+    source = Source()
+    completions = fake.engine.generate(source, params(3, n=4))
+    for taken in range(1, 12):
+        next(completions)
+        assert source.num_read <= taken + 3
+    completions.close()
+    assert fake.engine.wants_prompts
+    fake.engine.add(Prompt(token_ids=prompt_ids(4)), params(3, n=10))
+    assert not fake.engine.wants_prompts
+    while fake.engine.num_unfinished:
+        fake.engine.step()
+    assert fake.engine.wants_prompts
     fake.assert_all_free()
 
 

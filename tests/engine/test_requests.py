@@ -62,6 +62,13 @@ def test_a_prompt_that_cannot_run_says_why(asked: Prompt, code: str, message: st
     assert message in error[1]
 
 
+def test_half_a_character_is_that_prompts_error(tmp_path: Path) -> None:
+    assert refusal(Prompt(text="ab\ud83d"), tmp_path) == (
+        "invalid_utf8",
+        "character 2 of the prompt is half of a surrogate pair, which is no character",
+    )
+
+
 @pytest.mark.parametrize("settings", [{"stop": ("a",)}, {"bad_words": ("a",)}])
 def test_controls_on_text_need_a_tokenizer(settings: dict[str, Any]) -> None:
     assert refusal(prompt(), **settings)[0] == "no_tokenizer"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import pyarrow as pa
 
 from batchgen.data.input_rows import InputFile, RowFailure, ScannedFile
 from batchgen.data.json_shape import JsonShape
+from batchgen.data.json_text import refuse_half_characters
 from batchgen.data.text_lines import LineReader
 from batchgen.data.text_rows import Record, TextCursor, plan_text
 from batchgen.errors import InputError
@@ -21,7 +21,6 @@ MAX_COLUMNS = 4096
 
 _HEAD_BYTES = 2**16
 _BLANK = b" \t\r\n"
-_LONE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _TYPE_NAMES = {str: "a string", bool: "a boolean", int: "a number", float: "a number", list: "an array"}
 
 
@@ -146,14 +145,5 @@ def parse_row(content: bytes | None) -> dict[str, Any]:
     if not isinstance(values, dict):
         what = "null" if values is None else _TYPE_NAMES[type(values)]
         raise RowFailure("not_an_object", f"the line holds {what}, not an object")
-    if _LONE_SURROGATE.search(content):
-        _refuse_lone_surrogates(values)
+    refuse_half_characters(values, text)
     return values
-
-
-def _refuse_lone_surrogates(values: dict[str, Any]) -> None:
-    try:
-        json.dumps(values, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError as error:
-        code = ord(error.object[error.start])
-        raise RowFailure("invalid_utf8", f"\\u{code:04x} is half of a surrogate pair, which is no character") from error

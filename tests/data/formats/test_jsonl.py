@@ -191,6 +191,17 @@ def test_a_cut_archive_is_refused_by_name(tmp_path: Path, suffix: str) -> None:
             read_all(tmp_path, f"in.jsonl.{suffix}")
 
 
+@pytest.mark.parametrize("suffix", COMPRESSORS)
+def test_archives_behind_one_another_are_read_to_the_last_byte(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"in.jsonl.{suffix}"
+    parts = [b'{"n": 1}\n', b"", b'{"n": 2}\n']
+    path.write_bytes(b"".join(COMPRESSORS[suffix](part) for part in parts) + (b"" if suffix == "zst" else b"\0" * 8))
+    assert read_all(tmp_path, path.name).values == [{"n": 1}, {"n": 2}]
+    path.write_bytes(COMPRESSORS[suffix](parts[0]) + b"no head of an archive")
+    with pytest.raises(InputError, match=rf"in\.jsonl\.{suffix}: the archive is cut or damaged"):
+        read_all(tmp_path, path.name)
+
+
 def test_any_range_is_read_from_the_nearest_offset(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "in.jsonl", ({"n": number} for number in range(5000)))
     config = InputConfig(path="in.jsonl")
