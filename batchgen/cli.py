@@ -22,6 +22,7 @@ from typer.main import get_command
 
 from batchgen import __version__
 from batchgen.collection import collection_paused, exempt_from_collection
+from batchgen.ending import ends_at_once
 from batchgen.errors import BatchgenError, Interrupted, JobFileError
 from batchgen.printable import printable_lines
 from batchgen.units import parse_duration
@@ -410,7 +411,7 @@ def _command(call: Call) -> None:
 
 
 def main() -> None:
-    """Run the command line in `sys.argv` and exit the process."""
+    """Run the command line in `sys.argv`; SystemExit has the exit code."""
     # Any error but ours is a bug. The interpreter ends with code 1 by itself, we only add what to do.
     sys.excepthook = _report_bug
     call = Call()
@@ -428,5 +429,11 @@ def main() -> None:
         sys.exit(1)
 
 
+def program() -> None:
+    """`main` for a process that does nothing else."""
+    with ends_at_once():
+        main()
+
+
 if __name__ == "__main__":
-    main()
+    program()
