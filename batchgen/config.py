@@ -82,7 +82,7 @@ class JobConfig(Section):
     def output_dir(self) -> Path:
         """Directory of the output, with its variables filled in; `~` is the home directory."""
         path = _SUBSTITUTION.sub(lambda match: self.variables.get(match[1], match[0]), self.output.path)
-        return self.base_dir / Path(path).expanduser()
+        return self.base_dir / Path(os.path.expanduser(path))
 
     @property
     def model_source(self) -> str:
@@ -90,7 +90,7 @@ class JobConfig(Section):
         path = self.model.path
         if path.startswith("package:"):
             return path
-        local = self.base_dir / Path(path).expanduser()
+        local = self.base_dir / Path(os.path.expanduser(path))
         is_local = local.exists() or path.startswith((".", "/", "~")) or path.endswith(".gguf")
         return str(local) if is_local else path
 
@@ -257,7 +257,7 @@ def _with_examples(data: dict[str, Any], document: YamlDocument, base_dir: Path)
     kept = {key: value for key, value in shots.items() if key not in ("path", "limit")}
     try:
         kept["examples"] = read_examples(
-            base_dir / Path(name).expanduser(), limit if isinstance(limit, int) and limit > 0 else None
+            base_dir / Path(os.path.expanduser(name)), limit if isinstance(limit, int) and limit > 0 else None
         )
     except ValueError as error:
         key = ("prompt", "few_shot", "path")

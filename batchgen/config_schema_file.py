@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def _with_schema(form: Any, key: KeyPath, document: YamlDocument, base_dir: Path
     name = form.get("schema") if isinstance(form, dict) else None
     if not isinstance(name, str) or name.lstrip().startswith("{"):
         return form  # No path; JSON text is what a job that was stored has.
-    path = base_dir / Path(name).expanduser()
+    path = base_dir / Path(os.path.expanduser(name))
     text, what = _read(path)
     if what is not None:
         key = (*key, "schema")

@@ -51,7 +51,7 @@ def locate_model(path: str, revision: str | None = None, *, weights: bool = True
     if path.startswith(PACKAGE_PREFIX):
         local = _in_package(path)
     else:
-        local = Path(path).expanduser()
+        local = Path(os.path.expanduser(path))
         if not local.exists() and _HUB_ID.fullmatch(path):
             return _checked(_fetch(path, revision, weights), weights)
     if revision is not None:
@@ -70,7 +70,10 @@ def cache_directory() -> Path:
     """Our private cache directory, made with mode 0700; ModelError if it is not ours alone to write."""
     # The XDG specification tells to ignore a relative path.
     base = os.environ.get("XDG_CACHE_HOME", "")
-    directory = (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "batchgen"
+    home = os.path.expanduser("~")
+    if not (os.path.isabs(base) or os.path.isabs(home)):
+        raise ModelError("there is no home directory to keep converted models in; set HOME or XDG_CACHE_HOME")
+    directory = (Path(base) if os.path.isabs(base) else Path(home, ".cache")) / "batchgen"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

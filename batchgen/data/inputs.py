@@ -30,41 +30,44 @@ def list_inputs(config: InputConfig, base_dir: Path) -> list[InputFile]:
     return find_inputs(config, base_dir).files
 
 
-def find_inputs(config: InputConfig, base_dir: Path) -> FoundInputs:
+def find_inputs(config: InputConfig, base_dir: Path, own: Path | None = None) -> FoundInputs:
     """All files of `input.path`, sorted by name; relative paths start at `base_dir`, and those of URLs are fetched.
 
-    Patterns and directories pass over hidden names, names with a leading underscore and, in directories, names that
-    no format claims; a path that is written out is taken as it is. InputError where nothing matches, where a file is
-    named twice, or where a file's format cannot be told.
+    Patterns and directories pass over hidden names, names with a leading underscore, what lies in `own`, where the
+    job's own rows go, and, in directories, names that no format claims; a path that is written out is taken as it is.
+    InputError where nothing matches, where a file is named twice, or where a file's format cannot be told.
     """
     patterns = [config.path] if isinstance(config.path, str) else list(config.path)
     base_dir = base_dir.absolute()
     skipped: set[str] = set()
-    named = [each for pattern in patterns for each in _named(pattern, base_dir, config, skipped)]
+    named = [each for pattern in patterns for each in _named(pattern, base_dir, config, skipped, own)]
     _refuse_twice(named)
     named.sort()
     files = [InputFile(source, path, name, _format_of(path, config)) for source, (name, path) in enumerate(named)]
     return FoundInputs(files, sorted(skipped))
 
 
-def _named(pattern: str, base_dir: Path, config: InputConfig, skipped: set[str]) -> list[tuple[str, Path]]:
+def _named(
+    pattern: str, base_dir: Path, config: InputConfig, skipped: set[str], own: Path | None
+) -> list[tuple[str, Path]]:
     """Name and place of each file of one pattern."""
     if pattern.startswith(HUB_SCHEME):
         return fetch_dataset(pattern, config, skipped)
     if is_url(pattern):
         return fetch_urls(pattern, config, skipped)
     try:
-        return [(_name(path, base_dir), path) for path in _expand(pattern, base_dir, config, skipped)]
+        return [(_name(path, base_dir), path) for path in _expand(pattern, base_dir, config, skipped, own)]
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         raise InputError(f"input.path: {pattern}: cannot be read: {error.strerror}{where}") from error
 
 
-def _expand(pattern: str, base_dir: Path, config: InputConfig, skipped: set[str]) -> list[Path]:
-    path = base_dir / Path(pattern).expanduser()
+def _expand(pattern: str, base_dir: Path, config: InputConfig, skipped: set[str], own: Path | None) -> list[Path]:
+    own_directory = None if own is None else os.path.realpath(own)
+    path = base_dir / Path(os.path.expanduser(pattern))
     if path.is_dir():
         path = saved_split(path, config)
-        found = sorted(_files_below(path, config, skipped))
+        found = sorted(_files_below(path, config, skipped, own_directory))
         if not found:
             raise InputError(f"input.path: {pattern}: the directory {path} holds no input files")
         return found
@@ -75,10 +78,12 @@ def _expand(pattern: str, base_dir: Path, config: InputConfig, skipped: set[str]
     if not glob.has_magic(pattern):
         raise InputError(f"input.path: {pattern}: no such file ({path}){_near(path)}")
     # In a name that is looked up, base_dir stands for itself.
-    matches = glob.glob(os.path.join(glob.escape(str(base_dir)), os.path.expanduser(pattern)), recursive=True)
+    expanded = Path(os.path.expanduser(pattern))
+    matches = glob.glob(os.path.join(glob.escape(str(base_dir)), expanded), recursive=True)
     files = []
     for match in sorted(map(Path, matches)):
-        if match.is_file() and (not is_passed_over(match.name) or Path(pattern).name.startswith(("_", "."))):
+        is_own = os.path.realpath(match.parent) == own_directory
+        if match.is_file() and not is_own and not _passes_over(expanded, match, base_dir):
             files.append(match)
         else:
             skipped.add(match.name)
@@ -87,11 +92,18 @@ def _expand(pattern: str, base_dir: Path, config: InputConfig, skipped: set[str]
     return files
 
 
-def _files_below(directory: Path, config: InputConfig, skipped: set[str]) -> Iterator[Path]:
+def _passes_over(pattern: Path, match: Path, base_dir: Path) -> bool:
+    """Whether a match has a name that is passed over; not where the pattern asks for names that begin so."""
+    asked = {part[0] for part in pattern.parts if part.startswith(("_", "."))}
+    below = match.relative_to(base_dir) if match.is_relative_to(base_dir) else match
+    return any(is_passed_over(part) and part[0] not in asked for part in below.parts)
+
+
+def _files_below(directory: Path, config: InputConfig, skipped: set[str], own: str | None) -> Iterator[Path]:
     seen: set[str] = set()
     for folder, folders, names in os.walk(directory, onerror=_raise, followlinks=True):
         real = os.path.realpath(folder)
-        if real in seen:
+        if real in seen or real == own:
             folders.clear()
             continue
         seen.add(real)

@@ -79,6 +79,8 @@ def row_environment(now: datetime.datetime) -> jinja2.Environment:
 def _equip(environment: jinja2.Environment, now: datetime.datetime) -> jinja2.Environment:
     environment.globals.update(raise_exception=_raise_exception, strftime_now=now.strftime, namespace=_PrivateNamespace)
     environment.filters["tojson"] = _to_json
+    # What draws at random would make another prompt of the row when a run goes on.
+    del environment.filters["random"], environment.globals["lipsum"]
     return environment
 
 

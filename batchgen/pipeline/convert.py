@@ -103,8 +103,10 @@ class _Messages:
 
     def __call__(self, values: dict[str, Any]) -> tuple[list[ChatMessage], str]:
         """(messages, how the answer was begun); RowFailure cannot happen to a row that has an answer."""
-        text = self._template.render(values).text
-        messages: list[ChatMessage] = json.loads(text) if self._is_chat else [{"role": "user", "content": text}]
+        prompt = self._template.render(values)
+        # A request may be a text, to which the tokenizer adds its special tokens; a chat template writes them itself.
+        is_chat = self._is_chat and not prompt.add_special_tokens
+        messages: list[ChatMessage] = json.loads(prompt.text) if is_chat else [{"role": "user", "content": prompt.text}]
         return messages, self._prefill.render(values) if self._prefill is not None else ""
 
 

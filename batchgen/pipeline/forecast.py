@@ -101,7 +101,7 @@ def forecast(
     """
     services = services or default_services()
     say("reading inputs")
-    found = find_inputs(job.input, job.base_dir)
+    found = find_inputs(job.input, job.base_dir, own=OutputPaths(job.output_dir).data)
     scan = scan_inputs(found.files, job.input, decoding=DecodingInChildren())
     index = RowIndex(scan.files)
     ranges = limited(scan.ranges, job.input.limit, index)

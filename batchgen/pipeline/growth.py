@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from batchgen.config import InputConfig
+from batchgen.data.arrow_types import is_json_text
 from batchgen.data.input_rows import InputScan, ScannedFile
 from batchgen.data.names import near_names
 
@@ -81,10 +84,16 @@ def _begins_as(now: ScannedFile, before: ScannedFile) -> bool:
 
 
 def _schema_problems(known: InputScan, now: InputScan) -> Iterator[str]:
+    if known.num_rows == 0 and not known.source_schema.names and now.source_schema.names:
+        yield "input: it had no rows, and so no columns, when the output was begun"
     for field in known.source_schema:
         at = now.source_schema.get_field_index(field.name)
         if at < 0:
             yield f"input: the column {field.name!r} is gone{near_names(field.name, now.source_schema.names)}"
         elif not now.source_schema.field(at).equals(field, check_metadata=True):
-            found = now.source_schema.field(at).type
-            yield f"input: with the new rows the column {field.name!r} is {found}, but it was {field.type}"
+            found, was = (_type_name(each) for each in (now.source_schema.field(at), field))
+            yield f"input: with the new rows the column {field.name!r} is {found}, but it was {was}"
+
+
+def _type_name(field: pa.Field[Any]) -> str:
+    return "JSON text, of values of several kinds" if is_json_text(field) else str(field.type)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from batchgen.config import JobConfig
 from batchgen.data.input_notes import input_notes
 from batchgen.data.inputs import find_inputs
+from batchgen.data.layout import OutputPaths
 from batchgen.data.reader import scan_inputs
 from batchgen.data.schema import output_layout, typed_fields
 from batchgen.pipeline.bounded_reader import DecodingInChildren
@@ -51,7 +52,7 @@ class Preview(NamedTuple):
 
 def preview_job(job: JobConfig, num_rows: int) -> Preview:
     """Plan the inputs and prepare the first rows; raises JobError for what is wrong with the job or with every row."""
-    found = find_inputs(job.input, job.base_dir)
+    found = find_inputs(job.input, job.base_dir, own=OutputPaths(job.output_dir).data)
     scan = scan_inputs(found.files, job.input, decoding=DecodingInChildren())
     layout = output_layout(scan.schema, job.output, job.sampling)
     directory = locate_model(job.model_source, job.model.revision, weights=False)

@@ -19,6 +19,7 @@ from batchgen.data.input_notes import input_notes
 from batchgen.data.input_rows import InputScan
 from batchgen.data.inputs import find_inputs
 from batchgen.data.journal import Journal
+from batchgen.data.layout import OutputPaths
 from batchgen.data.ledger import Ledger, read_plan
 from batchgen.data.plan_record import PlanRecord, differences, fingerprint_of
 from batchgen.data.reader import scan_inputs
@@ -36,6 +37,7 @@ from batchgen.pipeline.ports import EngineLike, FeederLike, FeedRequest, ModelFi
 from batchgen.pipeline.progress import Progress
 from batchgen.records import RowRange
 from batchgen.sampling_params import MAX_SEED
+from batchgen.units import plural
 
 RUN_SCOPE = "run"
 
@@ -236,7 +238,7 @@ def open_session(
     Raises JobError, OutputLocked, FingerprintMismatch, OutputDamaged and OutputUnavailable.
     """
     watcher.phase("reading inputs")
-    found = find_inputs(job.input, job.base_dir)
+    found = find_inputs(job.input, job.base_dir, own=OutputPaths(job.output_dir).data)
     ledger = stack.enter_context(
         closing(Ledger.acquire(services.files, job.output_dir.absolute(), wait_seconds=options.wait_seconds))
     )
@@ -281,6 +283,7 @@ def _stored_plan(ledger: Ledger, options: OpenOptions) -> PlanRecord | None:
 def _go_on(session: Session, job: JobConfig, plan: PlanRecord, repair: bool) -> None:
     """Compare an output with the job that it shall belong to, and recover it."""
     known = InputScan.from_json(plan.scan)
+    scanned = session.scan.source_schema.names
     inputs = reconcile(known, session.scan, job.input)
     now = identity_of(job, session.scan, session.model.hashes, resolved_of(plan.identity))
     # An output of an older release lacks the keys that came later.
@@ -295,9 +298,15 @@ def _go_on(session: Session, job: JobConfig, plan: PlanRecord, repair: bool) -> 
     session.damaged = session.ledger.recover(plan, session.inspect, repair=repair)
     session.watcher.messages(session.ledger.notes)
     if inputs.num_new_rows:
-        session.watcher.messages([f"the inputs grew: {inputs.num_new_rows:,} rows are appended"])
+        session.watcher.messages([_grown(inputs.num_new_rows, known.source_schema.names, scanned)])
         session.plan = replace(plan, scan=inputs.scan.to_json())
         session.ledger.write_plan(session.plan)
+
+
+def _grown(num_rows: int, declared: list[str], found: list[str]) -> str:
+    new = [repr(name) for name in found if name not in declared]
+    left_out = f"; the output has no column {', '.join(new)}, so these are left out" if new else ""
+    return f"the inputs grew: {plural(num_rows, 'row')} {'is' if num_rows == 1 else 'are'} appended{left_out}"
 
 
 def refuse_differences(lines: list[str], root: Path) -> None:

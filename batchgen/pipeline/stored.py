@@ -60,7 +60,7 @@ class StoredOutput:
 def read_output(files: OutputFiles, root: Path) -> StoredOutput:
     """Read an output; JobError where there is none, OutputDamaged where its plan is not intact."""
     paths = OutputPaths(root.absolute())
-    plan = read_plan(files, paths)
+    plan = None if root.is_file() else read_plan(files, paths)
     if plan is None:
         raise JobError(f"{root}: no output of batchgen here; name the directory of a job's output.path")
     job = JobConfig.model_validate(plan.job).model_copy(update={"base_dir": Path(plan.base_dir)})

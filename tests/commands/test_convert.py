@@ -73,6 +73,17 @@ def test_chat_of_plain_prompts_is_one_turn_of_the_user(tmp_path: Path) -> None:
     assert first[0]["content"] == "p0"
 
 
+def test_chat_of_requests_that_are_texts_is_one_turn_of_the_user(tmp_path: Path) -> None:
+    job = make_job(tmp_path, 0, output={"path": "out"}, prompt={"column": None, "request_column": "body"})
+    chat = {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}
+    rows = [{"prompt": "of the fake engine", "body": body} for body in ({"prompt": "p"}, chat)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run_job(job, services=FakeWorld().services)
+    convert(job.output_dir, tmp_path / "a.jsonl", "chat", overwrite=False)
+    turns = [[each["content"] for each in line["messages"][:-1]] for line in lines_of(tmp_path / "a.jsonl")]
+    assert {tuple(each) for each in turns} == {("p",), ("s", "u")}
+
+
 def test_chat_refuses_an_input_that_changed(tmp_path: Path) -> None:
     job = finished_job(tmp_path)
     (tmp_path / "in.jsonl").write_text('{"prompt": "other"}\n')

@@ -59,6 +59,22 @@ def test_a_pattern_passes_over_hidden_names_unless_it_names_them(tmp_path: Path)
 
 
 @pytest.mark.case(9)
+def test_what_the_job_itself_wrote_is_no_input_of_it(tmp_path: Path) -> None:
+    touch(tmp_path, "d/in.jsonl", "d/out/data/part-00000.parquet", "d/out/_batchgen/metrics/m.jsonl", "d/x.parquet")
+    own = tmp_path / "d/out/data"
+    for path in ("d", "d/**/*.*", "d/*"):
+        files = find_inputs(InputConfig(path=path), tmp_path, own=own).files
+        assert [file.name for file in files] == ["d/in.jsonl", "d/x.parquet"], path
+    assert listed(tmp_path, "d/out") == ["d/out/data/part-00000.parquet"], "another job's rows may be read"
+
+
+@pytest.mark.case(9)
+@pytest.mark.parametrize("path", ["~nosuchuser/in.jsonl", "~nosuchuser/*.jsonl"])
+def test_a_home_that_nobody_has_is_a_name_like_any_other(tmp_path: Path, path: str) -> None:
+    with pytest.raises(InputError, match=r"no such file|matches no file"):
+        listed(tmp_path, path)
+
+
 def test_a_path_that_is_written_out_is_taken_as_it_is(tmp_path: Path) -> None:
     touch(tmp_path, "_x.jsonl", ".x/in.jsonl", "[1].jsonl")
     assert listed(tmp_path, "_x.jsonl") == ["_x.jsonl"]

@@ -55,6 +55,8 @@ def test_without_a_chat_template_a_chat_is_an_error_row_and_a_text_is_not() -> N
         ({}, "bad_request: the request must have either messages or a prompt"),
         ({**CHAT, "prompt": "x"}, "bad_request: the request must have either messages or a prompt"),
         ({"prompt": [1, 2]}, "bad_request: the prompt is an array, not a string"),
+        ('{"prompt": "x", "prompt": "y"}', "duplicate_key: the key 'prompt' stands twice in one object"),
+        ('{"prompt": "x", "min_p": NaN}', "bad_json: NaN is not JSON; write null"),
         ('{"prompt": "\\ud83d"}', "invalid_utf8: \\ud83d is half of a surrogate pair, which is no character"),
         (
             '{"prompt": "x", "stop": "\\ud83d"}',

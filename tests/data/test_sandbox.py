@@ -87,6 +87,12 @@ def test_a_template_that_does_not_compile_is_a_job_error_with_its_line(source: s
         compile_template(row_environment(NOW), source, "prompt.template")
 
 
+@pytest.mark.parametrize("source", ["{{ 'ab' | random }}", "{{ lipsum() }}"])
+def test_nothing_draws_at_random_since_a_run_that_goes_on_must_make_the_same_prompt(source: str) -> None:
+    with pytest.raises((JobError, RowFailure), match=r"random|lipsum"):
+        written(source)
+
+
 def test_chat_templates_get_what_transformers_gives_them() -> None:
     source = "{% for m in messages %}\n  {% generation %}\n[{{ m }}]\n  {% endgeneration %}\n{% endfor %}\n"
     text = render(compile_template(chat_environment(NOW), source, "key"), {"messages": ["a", None]})

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from batchgen.config import JobConfig
 from batchgen.data.files import OutputFiles
 from batchgen.errors import FingerprintMismatch, Interrupted
+from batchgen.pipeline.progress import Progress
 from batchgen.pipeline.redo import rerun
 from batchgen.pipeline.runner import run_job
 from batchgen.pipeline.stored import read_output
@@ -112,7 +114,7 @@ def change_type(path: Path) -> None:
         (rewrite, r"b\.jsonl\): its content changed"),
         (shorten, r"b\.jsonl\): its content changed"),
         (Path.unlink, r"b\.jsonl\): is gone"),
-        (change_type, "the column 'id' is string, but it was int64"),
+        (change_type, "the column 'id' is JSON text, of values of several kinds, but it was int64"),
     ],
 )
 def test_frozen_rows_must_stay_as_they_are(tmp_path: Path, harm: Callable[[Path], None], message: str) -> None:
@@ -152,6 +154,25 @@ def test_new_columns_of_new_rows_are_not_carried(tmp_path: Path) -> None:
     run_job(job, services=FakeWorld().services)
     assert all("extra" not in row for row in committed_rows(FILES, job.output_dir))
     assert len(ids(job)) == 5
+
+
+def test_columns_that_are_left_out_are_named(tmp_path: Path) -> None:
+    job = started(tmp_path)
+    (tmp_path / "inputs" / "c.jsonl").write_text('{"id": 9, "prompt": "p", "new": 1}\n')
+    watcher = Mock(spec=Progress)
+    run_job(job, services=FakeWorld().services, progress=watcher)
+    said = [call.args[0] for call in watcher.message.call_args_list]
+    assert "the inputs grew: 1 row is appended; the output has no column 'new', so these are left out" in said
+
+
+def test_rows_of_an_input_that_had_none_are_refused_since_no_column_is_declared(tmp_path: Path) -> None:
+    (tmp_path / "inputs").mkdir()
+    (tmp_path / "inputs" / "b.jsonl").write_text("")
+    job = make_job(tmp_path, 0, input={"path": "inputs", "on_growth": "append"})
+    run_job(job, services=FakeWorld().services)
+    (tmp_path / "inputs" / "b.jsonl").write_text(lines(0))
+    with pytest.raises(FingerprintMismatch, match="it had no rows, and so no columns, when the output was begun"):
+        run_job(job, services=FakeWorld().services)
 
 
 def test_a_sample_of_the_rows_cannot_be_appended_to(tmp_path: Path) -> None:

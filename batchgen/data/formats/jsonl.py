@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from batchgen.data.input_rows import InputFile, RowFailure, ScannedFile
 from batchgen.data.json_shape import JsonShape
-from batchgen.data.json_text import refuse_half_characters
+from batchgen.data.json_text import parsed
 from batchgen.data.text_lines import LineReader
 from batchgen.data.text_rows import Record, TextCursor, plan_text
 from batchgen.errors import InputError
@@ -94,35 +94,6 @@ def _refuse_array(file: InputFile) -> None:
             raise InputError(f"{file.path}: is a JSON array, not one object a line; convert it (jq -c '.[]')")
 
 
-class _DuplicateKey(Exception):
-    pass
-
-
-def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise _DuplicateKey(name)
-            seen.add(name)
-    return values
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if number in (float("inf"), float("-inf")):
-        raise RowFailure("bad_json", f"the number {text[:40]} is beyond the range of float64")
-    return number
-
-
-def _no_constant(name: str) -> Any:
-    raise RowFailure("bad_json", f"{name} is not JSON; write null")
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique_object, parse_float=_finite, parse_constant=_no_constant)
-
-
 def parse_row(content: bytes | None) -> dict[str, Any]:
     """The object that a line holds; RowFailure where it holds none. None stands for a line that is too long."""
     if content is None:
@@ -133,11 +104,9 @@ def parse_row(content: bytes | None) -> dict[str, Any]:
         what = f"byte 0x{content[error.start]:02X} at position {error.start} of the line is not UTF-8"
         raise RowFailure("invalid_utf8", what) from error
     try:
-        values = _DECODER.decode(text)
+        values = parsed(text)
     except json.JSONDecodeError as error:
         raise RowFailure("bad_json", f"not JSON at character {error.pos + 1} of the line: {error.msg}") from error
-    except _DuplicateKey as error:
-        raise RowFailure("duplicate_key", f"the key {str(error)!r} stands twice in one object") from error
     except RecursionError as error:
         raise RowFailure("bad_json", "nested too deeply") from error
     except ValueError as error:  # An integer of more digits than Python converts.
@@ -145,5 +114,4 @@ def parse_row(content: bytes | None) -> dict[str, Any]:
     if not isinstance(values, dict):
         what = "null" if values is None else _TYPE_NAMES[type(values)]
         raise RowFailure("not_an_object", f"the line holds {what}, not an object")
-    refuse_half_characters(values, text)
     return values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -49,7 +50,7 @@ def scheduler_address(scheduler: str, base_dir: Path) -> str:
     """An address as it is, or that of a scheduler file; JobError where it is neither."""
     if "://" in scheduler:
         return scheduler
-    path = base_dir / Path(scheduler).expanduser()
+    path = base_dir / Path(os.path.expanduser(scheduler))
     try:
         address = json.loads(path.read_text(encoding="utf-8"))["address"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -82,7 +83,7 @@ def security_for(address: str, tls: TlsConfig | None, base_dir: Path) -> Securit
         return None
     if scheme != "tls":
         raise JobError(f"{address}: there are certificates for it, but it is not encrypted; use tls://")
-    files = {name: str(base_dir / Path(value).expanduser()) for name, value in tls.model_dump().items()}
+    files = {name: str(base_dir / Path(os.path.expanduser(value))) for name, value in tls.model_dump().items()}
     for name, path in files.items():
         if not Path(path).is_file():
             raise JobError(f"run.tls.{name}: {path} is not there")
