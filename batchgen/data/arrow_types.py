@@ -177,8 +177,26 @@ def _to_array(values: Sequence[Any], field: pa.Field[Any]) -> pa.Array[Any]:
         values = [value if value is None or isinstance(value, str) else json_text(value) for value in values]
     elif any(isinstance(value, str) for value in values) and _is_parsed(field.type):
         return pa.array([value if value is None else str(value) for value in values], pa.string()).cast(field.type)
+    elif (pa.types.is_integer(field.type) or pa.types.is_temporal(field.type)) and any(
+        _would_be_cut(value, field.type) for value in values
+    ):
+        raise pa.ArrowInvalid("a value has a part that is smaller than the type's unit")
     array = pa.array(values, type=field.type)
     return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+
+
+def _would_be_cut(value: Any, kind: pa.DataType) -> bool:
+    """Whether Arrow would drop a part of the value without a word."""
+    if isinstance(value, (float, Decimal)):
+        return math.isfinite(value) and value != int(value)
+    if isinstance(value, datetime.datetime) and pa.types.is_date(kind):
+        return value.time() != datetime.time()
+    if isinstance(value, (datetime.datetime, datetime.time)):
+        return value.microsecond % _MICROSECONDS.get(getattr(kind, "unit", ""), 1) != 0
+    return False
+
+
+_MICROSECONDS = {"s": 10**6, "ms": 10**3}
 
 
 def _is_parsed(kind: pa.DataType) -> bool:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from batchgen.config import InputConfig
 from batchgen.data.arrow_types import concrete, fits, holds_text, unify
+from batchgen.data.chat_messages import type_name
 from batchgen.data.formats.registry import FORMATS
 from batchgen.data.input_rows import (
     InputFile,
@@ -249,9 +250,9 @@ class PromptReader:
     def _misfit(self, row: InputRow) -> RowError | None:
         for field in self._declared:
             if not fits(row.values.get(field.name), field):
-                found = type(row.values[field.name]).__name__
+                found = type_name(row.values[field.name])
                 return RowError(
-                    "type_mismatch", f"column {field.name!r} holds a {found} that is no {field.type}, as declared"
+                    "type_mismatch", f"column {field.name!r} holds {found} that is no {field.type}, as declared"
                 )
         return None
 

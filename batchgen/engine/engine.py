@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -53,7 +54,7 @@ class Engine:
 
     def __init__(
         self,
-        model: str,
+        model: str | os.PathLike[str],
         *,
         revision: str | None = None,
         dtype: str = "auto",
@@ -70,7 +71,7 @@ class Engine:
         window: int = DEFAULT_WINDOW,
     ) -> None:
         options = EngineOptions(
-            model=model,
+            model=os.fspath(model),
             revision=revision,
             dtype=dtype,
             quantization=quantization,

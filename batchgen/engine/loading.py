@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -116,11 +117,35 @@ class EngineParts:
     """What each `auto` that can change a token came to, under the names of the job file."""
 
 
+_CHOICES: dict[str, tuple[object, ...]] = {
+    "dtype": ("auto", "float32", "bfloat16", "float16"),
+    "quantization": (None, "int8"),
+    "kv_dtype": ("auto", "int8"),
+    "block_size": (1, 2, 4, 8, 16, 32, 64),
+}
+_MOST = {"max_model_len": 2**31 - 1, "max_batch_tokens": 2**31 - 1, "max_sequences": 2**31 - 1, "threads": 4096}
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+
+def _check_options(options: EngineOptions) -> None:
+    """JobError for what no engine takes; a job file is checked before, with its lines."""
+    for name, choices in _CHOICES.items():
+        if (value := getattr(options, name)) not in choices:
+            raise JobError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+    for name, most in _MOST.items():
+        value = getattr(options, name)
+        if value != "auto" and (type(value) is not int or not 1 <= value <= most):
+            raise JobError(f"{name} must be 'auto' or a whole number from 1 to {most}, got {value!r}")
+    if not _DEVICE.fullmatch(options.device):
+        raise JobError(f"device must be auto, cpu, cuda or cuda:N, got {options.device!r}")
+
+
 def load_parts(options: EngineOptions, device: Device | None = None, ops: Ops | None = None) -> EngineParts:
     """Load the model and make everything around it. Raises ModelError, and JobError for options that do not fit.
 
     `device` and `ops` are those that the options and the machine imply; this is where others plug in.
     """
+    _check_options(options)
     directory = locate_model(options.model, options.revision)
     device = device or device_at(resolve_device(options.device))
     on_cpu = device.where.type == "cpu"

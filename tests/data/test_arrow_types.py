@@ -76,6 +76,28 @@ def test_a_value_that_does_not_fit_is_null_and_its_neighbours_stay() -> None:
     assert [fits(value, field) for value in (1, "x", 300, "7", None)] == [True, False, False, True, True]
 
 
+@pytest.mark.parametrize(
+    ("value", "kind", "kept"),
+    [
+        (1.5, "int64", False),
+        (1.0, "int64", True),
+        (float("nan"), "int64", False),
+        (Decimal("1.5"), "int8", False),
+        (Decimal("2"), "int8", True),
+        (1.5, "date32", False),
+        (1.5, "float32", True),
+        (datetime.datetime(2020, 1, 1, 1), "date32", False),
+        (datetime.datetime(2020, 1, 1), "date32", True),
+        (datetime.datetime(2020, 1, 1, 1, 2, 3, 4000), "timestamp[s]", False),
+        (datetime.datetime(2020, 1, 1, 1, 2, 3, 4000), "timestamp[ms]", True),
+        (datetime.time(1, 2, 3, 4), "time32[ms]", False),
+        (datetime.time(1, 2, 3, 4), "time64[us]", True),
+    ],
+)
+def test_a_value_fits_only_where_nothing_of_it_is_cut_off(value: object, kind: str, kept: bool) -> None:
+    assert fits(value, pa.field("x", pa.type_for_alias(kind))) is kept
+
+
 def test_text_columns_keep_text_and_write_the_rest_as_json() -> None:
     assert to_array(["a", 1, None, [True]], pa.field("t", pa.string())).to_pylist() == ["a", "1", None, "[true]"]
     assert to_array(["a", 1, None], json_text_field("t")).to_pylist() == ['"a"', "1", None]

@@ -59,7 +59,7 @@ def test_a_declared_type_is_the_columns_type_and_a_misfit_a_row_error(tmp_path: 
     write_jsonl(tmp_path / "in.jsonl", rows)
     reading = read_all(tmp_path, "in.jsonl", schema={"id": "string", "at": "timestamp[us]", "n": "int16"})
     assert reading.errors == {1: "type_mismatch"}
-    assert reading.rows[1].error == ("type_mismatch", "column 'n' holds a str that is no int16, as declared")
+    assert reading.rows[1].error == ("type_mismatch", "column 'n' holds a string that is no int16, as declared")
     assert reading.table.schema == pa.schema([("id", pa.string()), ("at", pa.timestamp("us")), ("n", pa.int16())])
     assert reading.table.to_pylist() == [
         {"id": "7", "at": datetime.datetime(2026, 1, 2, 3, 4, 5), "n": 12},

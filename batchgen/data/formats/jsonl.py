@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from batchgen.data.compression import detect_compression, open_text
 from batchgen.data.input_rows import InputFile, RowFailure, ScannedFile
 from batchgen.data.json_shape import JsonShape
 from batchgen.data.json_text import parsed
@@ -32,7 +33,7 @@ class JsonlFormat:
         columns = _Columns(file)
         plan = plan_text(file, max_row_bytes, JsonLines, columns.observe)
         if plan.file.num_bad_rows and not plan.num_good_rows:
-            _refuse_array(file)
+            _refuse_other_forms(file)
         # Pairs and no mapping: the order of columns must outlive JSON whose keys are sorted.
         shapes = [[name, shape.to_json()] for name, shape in columns.shapes.items()]
         return dataclasses.replace(plan.file, columns={"shapes": shapes})
@@ -87,11 +88,25 @@ class _Columns:
             shape.observe(value)
 
 
-def _refuse_array(file: InputFile) -> None:
-    """Where no line of a file is a row, it may be one JSON array."""
-    with file.path.open("rb") as start:
-        if start.read(_HEAD_BYTES).lstrip(_BLANK + b"\xef\xbb\xbf").startswith(b"["):
-            raise InputError(f"{file.path}: is a JSON array, not one object a line; convert it (jq -c '.[]')")
+def _refuse_other_forms(file: InputFile) -> None:
+    """Where no line of a file is a row, it may be something else than lines."""
+    with open_text(file.path, detect_compression(file.path)) as start:
+        head = start.read(_HEAD_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip(_BLANK)
+    if head.startswith(b"["):
+        raise InputError(f"{file.path}: is a JSON array, not one object a line; convert it (jq -c '.[]')")
+    if head.startswith(b"PAR1"):
+        raise InputError(f"{file.path}: is a Parquet file; name it .parquet, or set input.format")
+    if head.startswith(b"{") and _is_json(head.decode("utf-8", "replace")):
+        raise InputError(f"{file.path}: is JSON with an object over several lines; convert it (jq -c .)")
+
+
+def _is_json(text: str) -> bool:
+    """Whether a text begins with one whole JSON value."""
+    try:
+        json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def parse_row(content: bytes | None) -> dict[str, Any]:

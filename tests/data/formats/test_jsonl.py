@@ -140,6 +140,22 @@ def test_an_empty_file_has_no_rows_and_every_column_that_is_asked_for(tmp_path: 
     assert reading.table.schema == pa.schema([("id", pa.string())])
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{\n "a": 1\n}\n{\n "a": 2\n}\n', "is JSON with an object over several lines; convert it"),
+        (b"PAR1\x15\x04\n\xa0PAR1", "is a Parquet file; name it .parquet, or set input.format"),
+    ],
+)
+def test_what_holds_no_line_that_is_a_row_is_told_apart(
+    tmp_path: Path, content: bytes, message: str, suffix: str
+) -> None:
+    (tmp_path / f"in.jsonl{suffix}").write_bytes(gzip.compress(content) if suffix else content)
+    with pytest.raises(InputError, match=message):
+        read_all(tmp_path, f"in.jsonl{suffix}")
+
+
 def test_an_array_instead_of_lines_is_refused_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "in.json").write_text(json.dumps([{"a": 1}], indent=1))
     with pytest.raises(InputError, match="is a JSON array, not one object a line"):
