@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -33,6 +34,9 @@ MOST_SAMPLES = 2**16
 
 KV_SAMPLE_STEPS = 4
 """Every so many steps the use of the KV cache is measured."""
+
+
+_ELSEWHERE = "the engine is at work in another thread; call it from one, or make an engine for each"
 
 
 class Flight(NamedTuple):
@@ -70,6 +74,8 @@ class Engine:
         prefix_caching: bool = True,
         window: int = DEFAULT_WINDOW,
     ) -> None:
+        if window < 1:
+            raise JobError(f"window must be at least 1, got {window}")
         options = EngineOptions(
             model=os.fspath(model),
             revision=revision,
@@ -119,6 +125,8 @@ class Engine:
         self._inboxes: dict[int, deque[Completion]] = {}
         """By prompt index: where a `generate` waits for its completion."""
         self._next_index = 0
+        self._at_work = threading.Lock()
+        """Held while a step is made: an engine is one thread's at a time."""
         self._metrics = EngineMetrics(
             num_blocks=parts.scheduler.pool.num_blocks,
             block_size=parts.scheduler.pool.block_size,
@@ -184,14 +192,25 @@ class Engine:
 
     def generate(
         self,
-        prompts: Iterable[str | list[int] | Prompt],
+        prompts: Iterable[str | list[int] | Prompt | None],
         params: SamplingParams | Iterable[SamplingParams] | None = None,
     ) -> Iterator[Completion]:
         """Yield a completion per prompt as they finish; `prompt_index` is the prompt's position in `prompts`.
 
         `params` is one for all, or one per prompt. What is wrong with one prompt is its completion's `error`; nothing
-        is raised for it. Closing the iterator drops what is in flight.
+        is raised for it, but a TypeError for what is no prompt at all. Closing the iterator drops what is in flight.
         """
+        if isinstance(prompts, (str, bytes, Mapping, Prompt)):
+            raise TypeError(f"prompts must be a list or another iterable of prompts, got {type(prompts).__name__}")
+        if isinstance(params, (str, Mapping)):
+            raise TypeError(f"params must be SamplingParams, or one for each prompt, got {type(params).__name__}")
+        return self._generate(prompts, params)
+
+    def _generate(
+        self,
+        prompts: Iterable[str | list[int] | Prompt | None],
+        params: SamplingParams | Iterable[SamplingParams] | None,
+    ) -> Iterator[Completion]:
         each_params = repeat(params) if params is None or isinstance(params, SamplingParams) else iter(params)
         source = enumerate(prompts)
         positions: dict[int, int] = {}
@@ -200,10 +219,11 @@ class Engine:
         try:
             while not exhausted or positions:
                 while not exhausted and len(positions) < self._window and self._num_samples < MOST_SAMPLES:
-                    position, prompt = next(source, (0, None))
-                    if prompt is None:
+                    entry = next(source, None)
+                    if entry is None:
                         exhausted = True
                         break
+                    position, prompt = entry
                     index = self.add(_as_prompt(prompt, position), _params_at(each_params, position))
                     positions[index] = position
                     self._inboxes[index] = inbox
@@ -221,6 +241,8 @@ class Engine:
 
         A prompt that cannot run comes back from the next `step` with its error.
         """
+        if self._at_work.locked():
+            raise RuntimeError(_ELSEWHERE)
         index = self._next_index
         self._next_index += 1
         try:
@@ -249,6 +271,14 @@ class Engine:
         On an asynchronous device a step is left running: the next call plans and launches its successor, which takes
         its tokens on the device, and only then waits for it.
         """
+        if not self._at_work.acquire(blocking=False):
+            raise RuntimeError(_ELSEWHERE)
+        try:
+            self._compute()
+        finally:
+            self._at_work.release()
+
+    def _compute(self) -> None:
         batch = self._scheduler.schedule()
         num_left = 0
         if batch.sequences:
@@ -407,7 +437,11 @@ def _params_at(each_params: Iterator[SamplingParams | None], position: int) -> S
     raise ValueError(f"params has {position} entries, but there are more prompts; give one for each, or one for all")
 
 
-def _as_prompt(prompt: str | list[int] | Prompt, position: int) -> Prompt:
+def _as_prompt(prompt: str | list[int] | Prompt | None, position: int) -> Prompt:
+    if prompt is None:
+        return Prompt(row=position)
+    if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, (str, Prompt, Iterable)):
+        raise TypeError(f"prompt {position} must be text, a list of token ids or a Prompt, got {type(prompt).__name__}")
     if isinstance(prompt, Prompt):
         return prompt if prompt.row is not None else replace(prompt, row=position)
     if isinstance(prompt, str):

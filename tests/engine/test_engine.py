@@ -1,11 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from itertools import count, islice
+from typing import Any, cast
 
 import pytest
 
 from batchgen.engine import engine as engine_module
+from batchgen.engine.batch import Batch
 from batchgen.records import Completion, PartialSample, Prompt
 from batchgen.sampling_params import SamplingParams
 from tests.engine.fakes import Fake, expected_ids, make_fake, prompt_ids, run
@@ -175,6 +178,62 @@ def test_what_is_wrong_with_one_prompt_is_its_completions_error(prompt: Prompt, 
     assert errors == [None, code, None]
     assert completions[1].samples == []
     assert [completion.prompt_index for completion in completions] == [0, 1, 2]
+
+
+def test_none_among_the_prompts_is_its_own_error_and_ends_nothing() -> None:
+    fake = make_fake()
+    completions = by_index(fake.engine.generate([prompt_ids(3), None, prompt_ids(3)], params(2)))
+    assert [each.error and each.error.code for each in completions] == [None, "null_prompt", None]
+    fake.assert_all_free()
+
+
+@pytest.mark.parametrize("prompts", ["text", b"ab", {"prompt": "x"}, Prompt(text="x")])
+def test_one_prompt_in_place_of_many_is_refused_when_it_is_given(prompts: Any) -> None:
+    with pytest.raises(TypeError, match="must be a list or another iterable of prompts"):
+        make_fake().engine.generate(prompts)
+
+
+@pytest.mark.parametrize("prompt", [5, b"ab", {"prompt": "x"}])
+def test_what_is_no_prompt_is_named_with_its_place(prompt: Any) -> None:
+    fake = make_fake()
+    with pytest.raises(TypeError, match="prompt 1 must be text, a list of token ids or a Prompt"):
+        list(fake.engine.generate([prompt_ids(3), prompt], params(2)))
+    fake.assert_all_free()
+
+
+def test_parameters_must_be_parameters() -> None:
+    with pytest.raises(TypeError, match="params must be SamplingParams, or one for each prompt, got dict"):
+        make_fake().engine.generate([prompt_ids(3)], cast(Any, {"n": 2}))
+
+
+def test_an_engine_at_work_refuses_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = make_fake()
+    fake.engine.add(Prompt(token_ids=prompt_ids(3)), params(2))
+    refused: list[str] = []
+
+    def call(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    def meanwhile() -> Batch:
+        for work in (fake.engine.step, lambda: fake.engine.add(Prompt(token_ids=prompt_ids(3)))):
+            thread = threading.Thread(target=call, args=(work,))
+            thread.start()
+            thread.join()
+        return schedule()
+
+    scheduler = fake.engine._scheduler
+    schedule = scheduler.schedule
+    monkeypatch.setattr(scheduler, "schedule", meanwhile)
+    fake.engine.step()
+    assert len(refused) == 2
+    assert all("at work in another thread" in each for each in refused)
+    monkeypatch.setattr(scheduler, "schedule", schedule)
+    while fake.engine.num_unfinished:
+        fake.engine.step()
+    fake.assert_all_free()
 
 
 def test_max_tokens_0_gives_an_empty_completion() -> None:

@@ -22,6 +22,7 @@ from batchgen.errors import JobError
         ({"block_size": 5}, "block_size must be one of 1, 2, 4, 8, 16, 32, 64, got 5"),
         ({"dtype": "int3"}, "dtype must be one of 'auto', 'float32', 'bfloat16', 'float16', got 'int3'"),
         ({"quantization": "int4"}, "quantization must be one of None, 'int8', got 'int4'"),
+        ({"window": 0}, "window must be at least 1, got 0"),
         ({"device": "gpu"}, "device must be auto, cpu, cuda or cuda:N, got 'gpu'"),
     ],
 )
