@@ -1,7 +1,7 @@
-"""The decoder layers of llama-like models as one call of the C++ kernels, in place of their fused modules.
+"""Llama-like models as one call of the C++ kernels, in place of their fused modules; or their decoder layers alone.
 
 In steps of few tokens the calls between the kernels cost as much as the kernels. Shapes: T tokens, E hidden size, G
-key/value heads, D head size.
+key/value heads, D head size, P positions, R features that are rotated, W tokens whose logits are wanted, V vocabulary.
 """
 
 from __future__ import annotations
@@ -11,18 +11,21 @@ from typing import Any
 import torch
 from batchgen_kernels import cpu
 from torch import nn
-from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from batchgen.engine.attention import LayerAttention
 from batchgen.engine.fused import FusedAttention, FusedGatedMLP, FusedRMSNorm, swap
+from batchgen.engine.linear import PackedLinear
 from batchgen.engine.ops import REFERENCE
-from batchgen.engine.step_inputs import StepInputs
+from batchgen.engine.step_inputs import StepInputs, StepTokens
 
 _LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
 """Decoder layers that are norm, attention, sum, norm, MLP, sum, and nothing else."""
 
-_BACKBONES = ("LlamaModel", "MistralModel", "Qwen2Model")
-"""Models that are embedding, decoder layers and norm, with one rotation for all layers, and nothing else."""
+_MODELS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
+"""Models that are embedding, decoder layers, norm and head, with one rotation for all layers, and nothing else."""
+
+_CHILDREN = {"embed_tokens", "layers", "norm", "rotary_emb"}
+"""What they have below their head."""
 
 _PARTS = {
     "input_layernorm": FusedRMSNorm,
@@ -30,9 +33,6 @@ _PARTS = {
     "post_attention_layernorm": FusedRMSNorm,
     "mlp": FusedGatedMLP,
 }
-
-_FIRST_ANGLES = 1024
-"""Positions in the first table of angles."""
 
 _PROBE_TOKENS = 3
 _PROBE_BLOCK = 16
@@ -45,81 +45,81 @@ class FusedDecoderLayer(nn.Module):
         super().__init__()
         self.parts = layer
         self.decoder = decoder
-        self.batchgen_attention: LayerAttention | None = None
         self._stack = cpu.DecoderStack([decoder])
-        self._attached: LayerAttention | None = None
+        self._attention: LayerAttention | None = None
 
-    def begin(self) -> cpu.DecoderStep:
-        """Get ready to be called, alone or in a stack, for the step that is returned."""
-        attention = self.batchgen_attention
-        assert attention is not None
-        assert attention.step is not None
-        if attention is not self._attached:
-            self.decoder.attach_cache(
-                attention.k_cache, attention.v_cache, attention.window, attention.k_scales, attention.v_scales
-            )
-            self._attached = attention
-        attention.num_calls += 1
-        return attention.step.decoder_step()
+    @property
+    def batchgen_attention(self) -> LayerAttention | None:
+        """The state of its attention, for which it also gets ready to be called in a stack."""
+        return self._attention
+
+    @batchgen_attention.setter
+    def batchgen_attention(self, state: LayerAttention) -> None:
+        self._attention = state
+        self.decoder.attach_cache(state.k_cache, state.v_cache, state.window, state.k_scales, state.v_scales)
 
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], **_: Any
     ) -> torch.Tensor:
         """[1, T, E] to the same tensor."""
+        attention = self._attention
+        assert attention is not None
+        assert attention.step is not None
+        attention.num_calls += 1
         cos, sin = position_embeddings
-        self._stack(hidden_states[0], cos[0], sin[0], self.begin())
+        self._stack(hidden_states[0], cos[0], sin[0], attention.step.decoder_step())
         return hidden_states
 
 
-class FusedDecoder(nn.Module):
-    """The backbone over its own parts, all layers in one call; a mask is not made, since paged attention reads none."""
+class FusedCausalLM:
+    """The whole model in one call, from token ids to logits; a mask is not made, since paged attention reads none."""
 
-    def __init__(self, backbone: Any) -> None:
-        super().__init__()
-        self.embed_tokens, self.layers = backbone.embed_tokens, backbone.layers
-        self.norm, self.rotary_emb = backbone.norm, backbone.rotary_emb
-        self._stack = cpu.DecoderStack([layer.decoder for layer in backbone.layers])
-        self._angles: tuple[torch.Tensor, torch.Tensor] | None = None
+    def __init__(self, model: Any, head: cpu.PackedLinear) -> None:
+        backbone = model.model
+        embedding_VE = backbone.embed_tokens.weight
 
-    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor, **_: Any) -> BaseModelOutputWithPast:
-        """Token ids [1, T] to hidden states [1, T, E]."""
-        hidden = self.embed_tokens(input_ids)
-        cos_TR, sin_TR = self._angles_at(position_ids[0], hidden)
-        step, *_others = [layer.begin() for layer in self.layers]
-        self._stack(hidden[0], cos_TR, sin_TR, step)
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden))
+        def angles_of(num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+            # They depend on a token's position alone.
+            cos_1PR, sin_1PR = backbone.rotary_emb(embedding_VE, torch.arange(num_positions).unsqueeze(0))
+            return cos_1PR[0], sin_1PR[0]
 
-    def _angles_at(self, positions_T: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines [T, R] in the dtype of `like`, from a table: they depend on a token's position alone."""
-        needed = int(positions_T.max()) + 1
-        if self._angles is None or needed > len(self._angles[0]):
-            positions = torch.arange(max(_FIRST_ANGLES, 2 * needed)).unsqueeze(0)
-            cos, sin = self.rotary_emb(like, positions)
-            self._angles = cos[0], sin[0]
-        cos_PR, sin_PR = self._angles
-        return cos_PR.index_select(0, positions_T), sin_PR.index_select(0, positions_T)
+        self.layers: list[FusedDecoderLayer] = list(backbone.layers)
+        norm = cpu.Norm(backbone.norm.weight, backbone.norm.eps)
+        self._model = cpu.DecoderModel(embedding_VE, [layer.decoder for layer in self.layers], norm, head, angles_of)
+
+    def __call__(self, tokens: StepTokens, step: StepInputs) -> torch.Tensor:
+        """The logits [W, V] of the tokens that are wanted."""
+        return self._model(tokens.input_ids_T, tokens.positions_T, tokens.wanted_R, step.decoder_step())
 
 
 def fuse_decoder_layers(model: nn.Module, attention_modules: list[nn.Module]) -> int:
-    """Swap whole layers, also in the list of attention modules, and the backbone over them; returns how many layers.
+    """Swap whole layers, also in the list of attention modules; returns how many.
 
     Called when everything in them is fused and packed. What does not give the very bits of its parts stays.
     """
     swapped = swap(model, _twin)
     by_attention = {layer.self_attn: twin for layer, twin in swapped.items()}
     attention_modules[:] = [by_attention.get(module, module) for module in attention_modules]
-    swap(model, _backbone_twin)
     return len(swapped)
 
 
-def _backbone_twin(backbone: Any) -> nn.Module | None:
-    names = {name for name, _ in backbone.named_children()}
-    if type(backbone).__name__ not in _BACKBONES or names != {"embed_tokens", "layers", "norm", "rotary_emb"}:
+def fuse_model(model: nn.Module) -> FusedCausalLM | None:
+    """The model as one call, where its layers are fused and the whole gives the very bits of its parts."""
+    fused = _model_twin(model)
+    return fused if fused is not None and _equal_logits(model, fused) else None
+
+
+def _model_twin(model: Any) -> FusedCausalLM | None:
+    if type(model).__name__ not in _MODELS or {name for name, _ in model.named_children()} != {"model", "lm_head"}:
+        return None
+    backbone, head = model.model, model.lm_head
+    if {name for name, _ in backbone.named_children()} != _CHILDREN or type(backbone.norm) is not FusedRMSNorm:
+        return None
+    if type(head) is not PackedLinear or head.kernel is None:
         return None
     if not all(type(layer) is FusedDecoderLayer for layer in backbone.layers):
         return None
-    twin = FusedDecoder(backbone)
-    return twin if torch.equal(_probe_backbone(backbone), _probe_backbone(twin)) else None
+    return FusedCausalLM(model, head.kernel)
 
 
 def _twin(layer: Any) -> nn.Module | None:
@@ -157,7 +157,7 @@ def _decoder(layer: Any) -> cpu.DecoderLayer | None:
 def _probe(module: nn.Module, owner: Any, attention: Any) -> torch.Tensor:
     """What the module makes of a few made-up tokens; the state of its `attention` is attached to `owner`."""
     dim = attention.head_dim
-    owner.batchgen_attention = _probe_state(attention.sizes[1] // dim, dim)
+    owner.batchgen_attention = _probe_state(attention)
     width = attention.qkv.in_features
     hidden = torch.linspace(-2.0, 2.0, _PROBE_TOKENS * width).mul(7.0).sin().view(1, _PROBE_TOKENS, width)
     angles = torch.linspace(0.0, 3.0, _PROBE_TOKENS * dim // 2).view(1, _PROBE_TOKENS, -1).repeat(1, 1, 2)
@@ -167,19 +167,22 @@ def _probe(module: nn.Module, owner: Any, attention: Any) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def _probe_backbone(backbone: Any) -> torch.Tensor:
-    """The hidden states of the first few token ids. Each layer writes before it reads, so one cache does for all."""
-    attention = backbone.layers[0].parts.self_attn
-    state = _probe_state(attention.sizes[1] // attention.head_dim, attention.head_dim)
-    for layer in backbone.layers:
+def _equal_logits(model: Any, fused: FusedCausalLM) -> bool:
+    """Compare some logits of the first token ids. Each layer writes before it reads, so one cache does for all."""
+    state = _probe_state(fused.layers[0].parts.self_attn)
+    for layer in fused.layers:
         layer.batchgen_attention = state
-    positions = torch.arange(_PROBE_TOKENS).unsqueeze(0)
-    out: torch.Tensor = backbone(input_ids=positions, position_ids=positions, use_cache=False).last_hidden_state
-    return out
+    assert state.step is not None
+    ids, wanted = torch.arange(_PROBE_TOKENS), torch.arange(1, _PROBE_TOKENS)
+    inputs = {"input_ids": ids.unsqueeze(0), "position_ids": ids.unsqueeze(0)}
+    expected = model(**inputs, use_cache=False, logits_to_keep=wanted).logits[0]
+    return torch.equal(fused(StepTokens(ids, ids, wanted), state.step), expected)
 
 
-def _probe_state(kv_heads: int, head_dim: int) -> LayerAttention:
+def _probe_state(attention: Any) -> LayerAttention:
     """One sequence of a few tokens in one block."""
+    head_dim = attention.head_dim
+    kv_heads = attention.sizes[1] // head_dim
     k_cache, v_cache = (torch.zeros(1, kv_heads, _PROBE_BLOCK, head_dim, dtype=torch.bfloat16) for _ in range(2))
     step = StepInputs(
         slots_T=torch.arange(_PROBE_TOKENS),

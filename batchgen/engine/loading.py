@@ -157,10 +157,9 @@ def load_parts(options: EngineOptions, device: Device | None = None, ops: Ops | 
     int8 = _check_quantization(options, loaded, device.where)
     scheduler, cache = _make_cache(options, loaded, ops, device)
     touching = TouchAhead(cache.tensors, TOUCHED_BYTES) if on_cpu else None
-    if on_cpu:
-        make_rows_independent(loaded.model, loaded.attention_modules, int8)
+    fused = make_rows_independent(loaded.model, loaded.attention_modules, int8) if on_cpu else None
     sampler = Sampler(ops, device)
-    runner = ModelRunner(loaded, cache, ops, device)
+    runner = ModelRunner(loaded, cache, ops, device, fused)
     dependence = ""
     if on_cpu and not device.is_asynchronous:
         dependence = row_dependence(runner, loaded, options.quantization)

@@ -14,6 +14,7 @@ from batchgen.engine.attention_work import make_plans
 from batchgen.engine.batch import Batch
 from batchgen.engine.decode_steps import DecodeSteps
 from batchgen.engine.device import PROCESSOR, Device
+from batchgen.engine.fused_decoder import FusedCausalLM
 from batchgen.engine.kv_cache import KVCache
 from batchgen.engine.model_loader import LoadedModel
 from batchgen.engine.ops import Ops
@@ -27,8 +28,16 @@ class ModelRunner:
     Nothing here waits for the device.
     """
 
-    def __init__(self, loaded: LoadedModel, cache: KVCache, ops: Ops, device: Device = PROCESSOR) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        cache: KVCache,
+        ops: Ops,
+        device: Device = PROCESSOR,
+        fused: FusedCausalLM | None = None,
+    ) -> None:
         self.model = loaded.model
+        self._fused = fused
         self.device = device
         self.cache = cache
         self.ops = ops
@@ -97,6 +106,8 @@ class ModelRunner:
             input_ids_T.index_copy_(0, tokens_F, drawn_R.index_select(0, draws_F))
 
     def _forward(self, tokens: StepTokens, step: StepInputs) -> torch.Tensor:
+        if self._fused is not None:
+            return self._fused(tokens, step)
         for layer in self.layers:
             layer.step = step
         logits_1RV: torch.Tensor = self.model(

@@ -11,7 +11,7 @@ from torch import nn
 
 from batchgen.engine.attention import ATTENTION_NAME
 from batchgen.engine.fused import FusedAttention, FusedGatedMLP, FusedRMSNorm, fuse_attention, fuse_layers
-from batchgen.engine.fused_decoder import FusedDecoder, FusedDecoderLayer
+from batchgen.engine.fused_decoder import FusedCausalLM, FusedDecoderLayer
 from batchgen.engine.independent_rows import make_rows_independent
 from batchgen.engine.miniature import random_model
 from tests.engine.models import config_of
@@ -67,32 +67,33 @@ def test_a_module_that_looks_the_same_but_computes_something_else_is_left_alone(
 def test_whole_layers_become_one_call_with_the_same_bits(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, parts = (random_model(config_of(kind), ATTENTION_NAME).to(torch.bfloat16) for _ in range(2))
     modules: list[nn.Module] = [layer.self_attn for layer in whole.model.layers]
-    make_rows_independent(whole, modules)
+    assert isinstance(make_rows_independent(whole, modules), FusedCausalLM)
     assert [type(module) for module in modules] == [FusedDecoderLayer] * 2
     assert modules == list(whole.model.layers)
-    assert isinstance(whole.model, FusedDecoder)
     # A layer whose bits differ from those of its parts is not swapped.
     add = FusedGatedMLP.forward
     monkeypatch.setattr(FusedGatedMLP, "forward", lambda self, x: add(self, x) * 1.01)
     modules = [layer.self_attn for layer in parts.model.layers]
-    make_rows_independent(parts, modules)
-    assert not any(isinstance(module, FusedDecoderLayer | FusedDecoder) for module in parts.modules())
+    assert make_rows_independent(parts, modules) is None
+    assert not any(isinstance(module, FusedDecoderLayer) for module in parts.modules())
 
 
-def test_a_backbone_that_does_more_than_its_parts_stays() -> None:
+@pytest.mark.parametrize("part", ["the model", "its backbone"])
+def test_a_model_that_does_more_than_its_parts_stays(part: str) -> None:
     model = random_model(config_of("plain"), ATTENTION_NAME).to(torch.bfloat16)
-    backbone, forward = model.model, model.model.forward
+    outer = model if part == "the model" else model.model
+    forward = outer.forward
 
     def scaled(**inputs: Any) -> Any:
         out = forward(**inputs)
-        out.last_hidden_state = out.last_hidden_state * 1.01
+        for name in {"logits", "last_hidden_state"} & set(out):
+            out[name] = out[name] * 1.01
         return out
 
-    backbone.forward = scaled
-    modules: list[nn.Module] = [layer.self_attn for layer in backbone.layers]
-    make_rows_independent(model, modules)
+    outer.forward = scaled
+    modules: list[nn.Module] = [layer.self_attn for layer in model.model.layers]
+    assert make_rows_independent(model, modules) is None
     assert [type(module) for module in modules] == [FusedDecoderLayer] * 2
-    assert model.model is backbone
 
 
 def test_layers_in_fp32_stay_modules() -> None:

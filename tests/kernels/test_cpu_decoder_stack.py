@@ -127,6 +127,69 @@ def test_one_call_has_the_bits_of_many(level: str, weights: Any, cache: Any, rot
         assert torch.equal(ours.v, theirs.v)
 
 
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_whole_model_has_the_bits_of_its_parts(level: str, int8: bool) -> None:
+    layers = [Parts(int8=int8), Parts(int8=int8)]
+    embedding, norm, head = random(50, E), cpu.Norm(random(E), 1e-5), cpu.PackedLinear(random(70, E, scale=0.2))
+    made: list[int] = []
+
+    def angles_of(count: int) -> tuple[Tensor, Tensor]:
+        made.append(count)
+        x = torch.arange(count).unsqueeze(1) * torch.linspace(0.1, 1.0, DIM // 2).repeat(1, 2)
+        return x.cos().bfloat16(), x.sin().bfloat16()
+
+    model = cpu.DecoderModel(embedding, [parts.layer for parts in layers], norm, head, angles_of)
+    stack = cpu.DecoderStack([parts.layer for parts in layers])
+    cos, sin = angles_of(4000)
+    for counts, lens, wanted in (
+        ([1, 1, 1], [5, 17, 32], [0, 1, 2]),
+        ([3, 1, 17], [9, 32, 20], [2, 3, 20]),
+        ([3, 1, 17], [9, 32, 20], [20, 5, 5]),
+        ([4], [9], []),
+    ):
+        step = step_of(counts, lens)
+        ids = torch.arange(sum(counts)) * 7 % 50
+        # Positions beyond the first table, too: what they are is nothing to the rest.
+        positions = torch.cat([torch.arange(end - n, end) for n, end in zip(counts, lens, strict=True)]) + 40 * len(ids)
+        results = []
+        for whole in (False, True):
+            caches = []
+            for seed, parts in enumerate(layers):
+                torch.manual_seed(seed)
+                caches.append(Caches())
+                caches[-1].attach(parts.layer)
+            if whole:
+                logits = model(ids, positions, torch.tensor(wanted, dtype=torch.int64), cpu.DecoderStep(*step))
+            else:
+                hidden = embedding[ids]
+                stack(hidden, cos[positions], sin[positions], cpu.DecoderStep(*step))
+                logits = head(cpu.rms_norm(hidden[wanted], *norm), out_dtype=torch.float32)
+            results.append((logits, *(cache for each in caches for cache in (each.k, each.v))))
+        for theirs, ours in zip(*results, strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_a_token_without_an_embedding_is_refused() -> None:
+    def table(count: int) -> tuple[Tensor, Tensor]:
+        return angles(count, DIM, torch.bfloat16)
+
+    parts, head = Parts(), cpu.PackedLinear(random(70, E))
+    model = cpu.DecoderModel(random(50, E), [parts.layer], parts.norms[0], head, table)
+    Caches().attach(parts.layer)
+    step, one = cpu.DecoderStep(*step_of([1], [1])), torch.zeros(1, dtype=torch.int64)
+    for token_id in (50, -1):
+        with pytest.raises(IndexError, match="token ids must be from 0 to 49"):
+            model(torch.tensor([token_id]), one, one, step)
+    with pytest.raises(IndexError, match="a position is negative"):
+        model(one, one - 1, one, step)
+    with pytest.raises(TypeError, match="positions must be contiguous int64"):
+        model(one, one.int(), one, step)
+    with pytest.raises(ValueError, match="there must be 1 token ids and positions"):
+        model(torch.zeros(2, dtype=torch.int64), one, one, step)
+    with pytest.raises(ValueError, match="the head must have 96 features, got 80"):
+        cpu.DecoderModel(random(50, E), [parts.layer], parts.norms[0], cpu.PackedLinear(random(70, INNER)), table)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     parts, step, (cos, sin) = Parts(), cpu.DecoderStep(*step_of([2], [2])), angles(2, DIM, torch.float32)
     with pytest.raises(ValueError, match=r"a cache must be contiguous \[N, 2, B, 32\]"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchgen_kernels.cpu.attention import copy_blocks, paged_attention, store_kv
-from batchgen_kernels.cpu.decoder_stack import DecoderLayer, DecoderStack, DecoderStep, Norm
+from batchgen_kernels.cpu.decoder_stack import DecoderLayer, DecoderModel, DecoderStack, DecoderStep, Norm
 from batchgen_kernels.cpu.elementwise import rms_norm, rotary, silu_mul
 from batchgen_kernels.cpu.library import (
     INTERFACE_VERSION,
@@ -23,6 +23,7 @@ from batchgen_kernels.cpu.sample import sample, token_ranks, top_tokens
 __all__ = [
     "INTERFACE_VERSION",
     "DecoderLayer",
+    "DecoderModel",
     "DecoderStack",
     "DecoderStep",
     "Features",

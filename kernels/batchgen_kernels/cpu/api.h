@@ -91,8 +91,8 @@ struct DecoderLayerArgs {
 
 // What all layers of a step have in common.
 struct DecoderStepArgs {
-  void *hidden;                 // [T, E] bf16 contiguous, changed in place
-  const void *cos, *sin;        // [T, rotated] of angle_dtype, contiguous
+  const void *cos, *sin;        // [P, rotated] of angle_dtype, contiguous
+  const int64_t *positions;     // [T], the row of cos and sin of each token; null: its own
   const int64_t *slots;         // as in StoreArgs
   const int32_t *block_tables;  // as in AttentionArgs
   const int32_t *query_starts;
@@ -103,6 +103,27 @@ struct DecoderStepArgs {
   int32_t rotated, angle_dtype;
   int32_t num_threads;
 };
+
+// A model around its layers: rows of an embedding go in, and the logits of wanted tokens come out of norm and head.
+struct DecoderModelArgs {
+  const DecoderLayerArgs *const *layers;
+  const void *embedding;  // [V, E] bf16 contiguous
+  const void *norm;       // [E] of norm_dtype
+  LinearArgs head;
+  int64_t num_embeddings;
+  float eps;
+  int32_t norm_dtype, num_layers;
+};
+
+struct DecoderModelStepArgs {
+  const int64_t *token_ids;  // [T]
+  const int64_t *wanted;     // [R], tokens
+  float *logits;             // [R, V] contiguous
+  int64_t num_positions;     // P, of cos and sin
+  int32_t num_wanted;
+};
+
+enum DecoderStatus : int32_t { kDone = 0, kNoSuchToken = 1, kNoSuchPosition = 2 };
 
 struct AttentionPlan;
 
@@ -121,5 +142,9 @@ struct KernelTable {
   void (*rotate_and_store)(const RotaryArgs &, const StoreArgs &);
 };
 
-void run_decoder_layers(const KernelTable &kernels, const DecoderLayerArgs *const *layers, int num_layers,
+// hidden is [T, E] bf16 contiguous, changed in place.
+void run_decoder_layers(const KernelTable &kernels, const DecoderLayerArgs *const *layers, int num_layers, void *hidden,
                         const DecoderStepArgs &step);
+// Where a token id has no embedding, or a position no angles, nothing is computed.
+DecoderStatus run_decoder_model(const KernelTable &kernels, const DecoderModelArgs &model, const DecoderModelStepArgs &tokens,
+                       const DecoderStepArgs &step);

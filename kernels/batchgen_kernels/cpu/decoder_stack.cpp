@@ -1,5 +1,7 @@
-// The decoder layers of a model of the llama kind in one call: only the order of the kernels stands here, so each of its
-// results has the bits that the kernels give when they are called one by one.
+// A model of the llama kind in one call: only the order of the kernels stands here, so each of its results has the bits
+// that the kernels give when they are called one by one.
+#include <cstring>
+
 #include "attention_plan.h"
 #include "scratch.h"
 
@@ -19,31 +21,79 @@ const AttentionPlan &plan_of_step(const AttentionArgs &args, int64_t step) {
   return kept.plan;
 }
 
+// Rows of a matrix in another order; bf16.
+struct Rows {
+  const int64_t *indexes;
+  int count;
+
+  void gather(const uint16_t *from, int width, uint16_t *to) const {
+    for (int i = 0; i < count; ++i)
+      std::memcpy(to + size_t(i) * size_t(width), from + indexes[i] * width, sizeof(uint16_t) * size_t(width));
+  }
+
+  bool are_below(int64_t end) const {
+    for (int i = 0; i < count; ++i)
+      if (indexes[i] < 0 || indexes[i] >= end) return false;
+    return true;
+  }
+
+  bool is_all_of(int num_rows) const {
+    for (int i = 0; i < count; ++i)
+      if (indexes[i] != i) return false;
+    return count == num_rows;
+  }
+};
+
 class LayerRun {
  public:
-  LayerRun(const KernelTable &kernels, const DecoderLayerArgs &layer, const DecoderStepArgs &step)
-      : kernels_(kernels), layer_(layer), step_(step), stream_(static_cast<uint16_t *>(step.hidden)),
-        features_(layer.qkv.k), queries_(layer.num_heads * layer.head_dim), keys_(layer.num_kv_heads * layer.head_dim) {
-    static thread_local Scratch workspace;
-    workspace.reset();
-    const auto rows = [&](int width) { return workspace.take<uint16_t>(size_t(step.num_tokens) * size_t(width)); };
-    normed_ = rows(features_), qkv_ = rows(layer.qkv.n), attended_ = rows(queries_), gated_ = rows(layer.gate_up.gated);
+  LayerRun(const KernelTable &kernels, const DecoderLayerArgs &layer, const DecoderStepArgs &step, void *hidden)
+      : kernels_(kernels), layer_(layer), step_(step), num_tokens_(step.num_tokens), features_(layer.qkv.k),
+        queries_(layer.num_heads * layer.head_dim), keys_(layer.num_kv_heads * layer.head_dim),
+        stream_(static_cast<uint16_t *>(hidden)) {
+    workspace().reset();
+    normed_ = take_rows(features_), qkv_ = take_rows(layer.qkv.n);
+    attended_ = take_rows(queries_), gated_ = take_rows(layer.gate_up.gated);
   }
 
   void run() {
+    attend_tokens();
+    finish();
+  }
+
+  // As run(), but only the wanted tokens are finished; they lie side by side in the result.
+  const uint16_t *run_for(const Rows &wanted) {
+    attend_tokens();
+    uint16_t *attended = take_rows(queries_), *stream = take_rows(features_);
+    wanted.gather(attended_, queries_, attended), wanted.gather(stream_, features_, stream);
+    attended_ = attended, stream_ = stream, num_tokens_ = wanted.count;
+    if (wanted.count) finish();
+    return stream_;
+  }
+
+ private:
+  static Scratch &workspace() {
+    static thread_local Scratch memory;
+    return memory;
+  }
+
+  uint16_t *take_rows(int width) { return workspace().take<uint16_t>(size_t(step_.num_tokens) * size_t(width)); }
+
+  void attend_tokens() {
     normalise(layer_.attention_norm, layer_.attention_eps);
     multiply(layer_.qkv, normed_, features_, qkv_);
     rotate_and_store();
     attend();
+  }
+
+  void finish() {
     add_product(layer_.attention_out, attended_, queries_);
     normalise(layer_.mlp_norm, layer_.mlp_eps);
     multiply(layer_.gate_up, normed_, features_, gated_);
     add_product(layer_.down, gated_, layer_.gate_up.gated);
   }
 
- private:
   void normalise(const void *weight, float eps) {
-    kernels_.rms_norm({stream_, nullptr, weight, normed_, nullptr, features_, 0, step_.num_tokens, features_, kBFloat16,
+    kernels_.rms_norm({stream_, nullptr, weight, normed_, nullptr, features_, 0, num_tokens_, features_, kBFloat16,
                        layer_.norm_dtype, eps, step_.num_threads});
   }
 
@@ -54,7 +104,7 @@ class LayerRun {
 
   void multiply(LinearArgs product, const void *x, int width, void *out) {
     product.x = x, product.x_stride = width, product.out = out, product.out_dtype = kBFloat16;
-    product.m = step_.num_tokens, product.num_threads = step_.num_threads;
+    product.m = num_tokens_, product.num_threads = step_.num_threads;
     kernels_.linear(product);
   }
 
@@ -63,12 +113,12 @@ class LayerRun {
     const int64_t stride = layer_.qkv.n;
     const uint16_t *k = qkv_ + queries_;
     kernels_.rotate_and_store(
-        {qkv_, step_.cos, step_.sin, qkv_, stride, layer_.head_dim, stride, layer_.head_dim, step_.rotated, step_.rotated,
-         step_.num_tokens, layer_.num_heads + layer_.num_kv_heads, layer_.head_dim, step_.rotated, kBFloat16,
-         step_.angle_dtype, step_.num_threads},
+        {qkv_, step_.cos, step_.sin, step_.positions, qkv_, stride, layer_.head_dim, stride, layer_.head_dim,
+         step_.rotated, step_.rotated, num_tokens_, layer_.num_heads + layer_.num_kv_heads, layer_.head_dim,
+         step_.rotated, kBFloat16, step_.angle_dtype, step_.num_threads},
         {k, k + keys_, layer_.k_cache, layer_.v_cache, layer_.k_scales, layer_.v_scales, step_.slots, stride,
-         layer_.head_dim, stride, layer_.head_dim, step_.num_tokens, layer_.num_kv_heads, layer_.head_dim,
-         layer_.head_dim, layer_.block_size, kBFloat16, layer_.kv_dtype, step_.num_threads});
+         layer_.head_dim, stride, layer_.head_dim, num_tokens_, layer_.num_kv_heads, layer_.head_dim, layer_.head_dim,
+         layer_.block_size, kBFloat16, layer_.kv_dtype, step_.num_threads});
   }
 
   void attend() {
@@ -83,14 +133,40 @@ class LayerRun {
   const KernelTable &kernels_;
   const DecoderLayerArgs &layer_;
   const DecoderStepArgs &step_;
-  uint16_t *const stream_;
+  int num_tokens_;
   const int features_, queries_, keys_;
-  uint16_t *normed_, *qkv_, *attended_, *gated_;
+  uint16_t *stream_, *normed_, *qkv_, *attended_, *gated_;
 };
 
 }  // namespace
 
-void run_decoder_layers(const KernelTable &kernels, const DecoderLayerArgs *const *layers, int num_layers,
+void run_decoder_layers(const KernelTable &kernels, const DecoderLayerArgs *const *layers, int num_layers, void *hidden,
                         const DecoderStepArgs &step) {
-  for (int i = 0; i < num_layers; ++i) LayerRun(kernels, *layers[i], step).run();
+  for (int i = 0; i < num_layers; ++i) LayerRun(kernels, *layers[i], step, hidden).run();
+}
+
+DecoderStatus run_decoder_model(const KernelTable &kernels, const DecoderModelArgs &model,
+                                const DecoderModelStepArgs &tokens, const DecoderStepArgs &step) {
+  const Rows embedded{tokens.token_ids, step.num_tokens}, wanted{tokens.wanted, tokens.num_wanted};
+  if (!embedded.are_below(model.num_embeddings)) return kNoSuchToken;
+  if (!Rows{step.positions, step.num_tokens}.are_below(tokens.num_positions)) return kNoSuchPosition;
+  const int features = model.head.k;
+  static thread_local Scratch workspace;
+  workspace.reset();
+  const auto take_rows = [&](int count) { return workspace.take<uint16_t>(size_t(count) * size_t(features)); };
+  uint16_t *hidden = take_rows(step.num_tokens), *normed = take_rows(wanted.count);
+  embedded.gather(static_cast<const uint16_t *>(model.embedding), features, hidden);
+
+  const int num_whole = wanted.is_all_of(step.num_tokens) ? model.num_layers : model.num_layers - 1;
+  run_decoder_layers(kernels, model.layers, num_whole, hidden, step);
+  const uint16_t *last = hidden;
+  if (num_whole < model.num_layers) last = LayerRun(kernels, *model.layers[num_whole], step, hidden).run_for(wanted);
+  if (wanted.count == 0) return kDone;
+  kernels.rms_norm({last, nullptr, model.norm, normed, nullptr, features, 0, wanted.count, features, kBFloat16,
+                    model.norm_dtype, model.eps, step.num_threads});
+  LinearArgs head = model.head;
+  head.x = normed, head.x_stride = features, head.out = tokens.logits, head.out_dtype = kFloat32;
+  head.m = wanted.count, head.num_threads = step.num_threads;
+  kernels.linear(head);
+  return kDone;
 }

@@ -1,27 +1,32 @@
-"""The decoder layers of a model of the llama kind in one call: in short steps, calling costs as much as computing.
+"""A model of the llama kind in one call, or some of its layers: in short steps, calling costs as much as computing.
 
-In each, h += out(attention(rotary(q), rotary(k), v)) with q, k, v = qkv(rms_norm(h)); then
+In each layer, h += out(attention(rotary(q), rotary(k), v)) with q, k, v = qkv(rms_norm(h)); then
 h += down(silu(gate(x)) * up(x)) with x = rms_norm(h). All in bf16, with the bits of the kernels called one by one.
 
-Legend: T tokens, S sequences, E features, H query heads, G KV heads, D head size, N blocks, B block size.
+Legend: T tokens, S sequences, E features, H query heads, G KV heads, D head size, N blocks, B block size,
+V vocabulary, P positions, R features of a head that are rotated, W tokens whose logits are wanted.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from batchgen_kernels.cpu.library import DTYPE_CODES, dtype_code, library
+from batchgen_kernels.cpu.library import DTYPE_CODES, dtype_code, library, pointer
 from batchgen_kernels.cpu.linear import LinearArgs, PackedGatedLinear, PackedLinear
 from batchgen_kernels.segments import check_block_size
 
 _P, _I64, _I32, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 _FLOATS = (torch.float32, torch.bfloat16)
+_NO_SUCH_TOKEN, _NO_SUCH_POSITION = 1, 2
+"""Of DecoderStatus in api.h."""
+_FIRST_POSITIONS = 1024
+"""In the first table of angles."""
 
 
 class _LayerArgs(ctypes.Structure):
@@ -40,9 +45,32 @@ class _StepArgs(ctypes.Structure):
     """DecoderStepArgs of api.h."""
 
     _fields_ = [
-        *((name, _P) for name in ("hidden", "cos", "sin", "slots", "block_tables", "query_starts", "context_lens")),
+        *((name, _P) for name in ("cos", "sin", "positions", "slots", "block_tables", "query_starts", "context_lens")),
         *((name, _I64) for name in ("table_stride", "step")),
         *((name, _I32) for name in ("num_tokens", "num_sequences", "rotated", "angle_dtype", "num_threads")),
+    ]
+
+
+class _ModelArgs(ctypes.Structure):
+    """DecoderModelArgs of api.h."""
+
+    _fields_ = [
+        ("layers", ctypes.POINTER(ctypes.POINTER(_LayerArgs))),
+        *((name, _P) for name in ("embedding", "norm")),
+        ("head", LinearArgs),
+        ("num_embeddings", _I64),
+        ("eps", _F),
+        *((name, _I32) for name in ("norm_dtype", "num_layers")),
+    ]
+
+
+class _ModelStepArgs(ctypes.Structure):
+    """DecoderModelStepArgs of api.h."""
+
+    _fields_ = [
+        *((name, _P) for name in ("token_ids", "wanted", "logits")),
+        ("num_positions", _I64),
+        ("num_wanted", _I32),
     ]
 
 
@@ -155,6 +183,24 @@ class DecoderLayer:
         self._caches = (k_cache, v_cache, k_scales, v_scales)
 
 
+class _Angles:
+    """Cosines and sines [P, R] (fp32 or bf16) of tokens, or of positions."""
+
+    def __init__(self, cos_PR: Tensor, sin_PR: Tensor, head_dim: int) -> None:
+        if cos_PR.shape != sin_PR.shape or cos_PR.dtype != sin_PR.dtype:
+            raise ValueError("cos and sin must agree in shape and dtype")
+        self.num_positions, self._rotated = cos_PR.shape
+        if self._rotated % 2 or self._rotated > head_dim:
+            raise ValueError(f"cos must have an even number of features, no more than {head_dim}")
+        self._cos, self._sin = cos_PR.contiguous(), sin_PR.contiguous()
+        self._code = dtype_code(cos_PR, "cos and sin", _FLOATS)
+
+    def enter(self, args: _StepArgs, positions_T: Tensor | None = None) -> None:
+        """Let the step use these; without positions, row t is that of token t."""
+        args.cos, args.sin, args.positions = self._cos.data_ptr(), self._sin.data_ptr(), pointer(positions_T)
+        args.rotated, args.angle_dtype = self._rotated, self._code
+
+
 class DecoderStack:
     """Layers that follow each other, of the same sizes; called once per step."""
 
@@ -162,21 +208,89 @@ class DecoderStack:
         first = layers[0]
         if any((layer.features, layer.head_dim) != (first.features, first.head_dim) for layer in layers):
             raise ValueError("the layers of a stack must have the same number of features and the same head size")
-        self._layers = list(layers)
-        self._pointers = (ctypes.POINTER(_LayerArgs) * len(layers))(*(ctypes.pointer(layer.args) for layer in layers))
+        self.features, self.head_dim = first.features, first.head_dim
+        self.layers = list(layers)
+        self.pointers = (ctypes.POINTER(_LayerArgs) * len(layers))(*(ctypes.pointer(layer.args) for layer in layers))
 
     def __call__(self, hidden_TE: Tensor, cos_TR: Tensor, sin_TR: Tensor, step: DecoderStep) -> None:
         """Run the layers over contiguous bf16 `hidden_TE`, which is changed in place; angles as for `rotary`."""
-        features, head_dim = self._layers[0].features, self._layers[0].head_dim
         dtype_code(hidden_TE, "hidden", (torch.bfloat16,))
-        if hidden_TE.shape != (step.num_tokens, features) or not hidden_TE.is_contiguous():
-            raise ValueError(f"hidden must be contiguous [{step.num_tokens}, {features}]")
-        if cos_TR.shape != sin_TR.shape or cos_TR.dtype != sin_TR.dtype or len(cos_TR) != step.num_tokens:
-            raise ValueError(f"cos and sin must agree, for {step.num_tokens} tokens each")
-        if cos_TR.shape[1] % 2 or cos_TR.shape[1] > head_dim:
-            raise ValueError(f"cos must have an even number of features, no more than {head_dim}")
-        cos, sin = cos_TR.contiguous(), sin_TR.contiguous()
-        args = step.args
-        args.hidden, args.cos, args.sin = hidden_TE.data_ptr(), cos.data_ptr(), sin.data_ptr()
-        args.rotated, args.angle_dtype = cos.shape[1], dtype_code(cos, "cos and sin", _FLOATS)
-        library().bg_decoder_layers(self._pointers, len(self._layers), ctypes.byref(args))
+        if hidden_TE.shape != (step.num_tokens, self.features) or not hidden_TE.is_contiguous():
+            raise ValueError(f"hidden must be contiguous [{step.num_tokens}, {self.features}]")
+        angles = _Angles(cos_TR, sin_TR, self.head_dim)
+        if angles.num_positions != step.num_tokens:
+            raise ValueError(f"cos and sin must be for {step.num_tokens} tokens")
+        angles.enter(step.args)
+        hidden = ctypes.c_void_p(hidden_TE.data_ptr())
+        library().bg_decoder_layers(self.pointers, len(self.layers), hidden, ctypes.byref(step.args))
+
+
+class DecoderModel:
+    """Embedding, layers, norm and head; called once per step."""
+
+    def __init__(
+        self,
+        embedding_VE: Tensor,
+        layers: Sequence[DecoderLayer],
+        norm: Norm,
+        head: PackedLinear,
+        angles_of: Callable[[int], tuple[Tensor, Tensor]],
+    ) -> None:
+        """`angles_of` gives cosines and sines [P, R] of the first P positions; it is called again where P grows."""
+        self._stack = DecoderStack(layers)
+        features = self._stack.features
+        weight = norm.weight_E.detach().contiguous()
+        sizes = {"the embedding": embedding_VE.shape[1], "the norm": len(weight), "the head": head.in_features}
+        for name, size in sizes.items():
+            if size != features:
+                raise ValueError(f"{name} must have {features} features, got {size}")
+        dtype_code(embedding_VE, "the embedding", (torch.bfloat16,))
+        embedding = embedding_VE.detach().contiguous()
+        self._num_logits = head.out_features
+        self._kept = (embedding, weight, head)
+        self._angles_of = angles_of
+        self._angles = _Angles(*angles_of(_FIRST_POSITIONS), self._stack.head_dim)
+        self._args = _ModelArgs(
+            layers=self._stack.pointers,
+            embedding=embedding.data_ptr(),
+            norm=weight.data_ptr(),
+            head=head.prepared(),
+            num_embeddings=len(embedding),
+            eps=norm.eps,
+            norm_dtype=dtype_code(weight, "the norm", _FLOATS),
+            num_layers=len(self._stack.layers),
+        )
+
+    def __call__(self, token_ids_T: Tensor, positions_T: Tensor, wanted_W: Tensor, step: DecoderStep) -> Tensor:
+        """The logits [W, V] (fp32) of the wanted tokens; ids, positions and tokens are contiguous int64.
+
+        Raises IndexError for an id that has no embedding, or for a negative position.
+        """
+        for name, tensor in (("token ids", token_ids_T), ("positions", positions_T), ("wanted tokens", wanted_W)):
+            if tensor.dtype != torch.int64 or tensor.dim() != 1 or not tensor.is_contiguous():
+                raise TypeError(f"{name} must be contiguous int64, one after the other")
+        if not len(token_ids_T) == len(positions_T) == step.num_tokens:
+            raise ValueError(f"there must be {step.num_tokens} token ids and positions")
+        logits_WV = torch.empty(len(wanted_W), self._num_logits)
+        tokens = _ModelStepArgs(token_ids_T.data_ptr(), wanted_W.data_ptr(), logits_WV.data_ptr())
+        tokens.num_wanted = len(wanted_W)
+        status = self._run(tokens, positions_T, step)
+        if status == _NO_SUCH_POSITION:
+            self._make_angles_for(positions_T)
+            status = self._run(tokens, positions_T, step)
+        if status == _NO_SUCH_TOKEN:
+            raise IndexError(f"token ids must be from 0 to {self._args.num_embeddings - 1}")
+        return logits_WV
+
+    def _run(self, tokens: _ModelStepArgs, positions_T: Tensor, step: DecoderStep) -> int:
+        tokens.num_positions = self._angles.num_positions
+        self._angles.enter(step.args, positions_T)
+        status: int = library().bg_decoder_model(
+            ctypes.byref(self._args), ctypes.byref(tokens), ctypes.byref(step.args)
+        )
+        return status
+
+    def _make_angles_for(self, positions_T: Tensor) -> None:
+        if positions_T.min() < 0:
+            raise IndexError("a position is negative")
+        self._angles = _Angles(*self._angles_of(2 * int(positions_T.max() + 1)), self._stack.head_dim)

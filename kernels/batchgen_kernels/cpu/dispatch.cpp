@@ -90,7 +90,7 @@ BG_EXPORT void bg_advise_huge_pages(void *at, int64_t bytes) {
 }
 
 // Bumped with every change of this interface: the binding refuses a library of another version.
-BG_EXPORT int bg_interface_version() { return 10; }
+BG_EXPORT int bg_interface_version() { return 11; }
 BG_EXPORT int bg_highest_level() { return kHighestLevel; }
 BG_EXPORT const char *bg_level_name(int level) { return kLevels[level]->name; }
 BG_EXPORT int bg_current_level() { return current_level; }
@@ -106,8 +106,13 @@ BG_EXPORT void bg_token_ranks(const TokenRanksArgs *args) { table().token_ranks(
 BG_EXPORT void bg_rms_norm(const RmsNormArgs *args) { table().rms_norm(*args); }
 BG_EXPORT void bg_silu_mul(const SiluMulArgs *args) { table().silu_mul(*args); }
 BG_EXPORT void bg_rotary(const RotaryArgs *args) { table().rotary(*args); }
-BG_EXPORT void bg_decoder_layers(const DecoderLayerArgs *const *layers, int num_layers, const DecoderStepArgs *step) {
-  run_decoder_layers(table(), layers, num_layers, *step);
+BG_EXPORT void bg_decoder_layers(const DecoderLayerArgs *const *layers, int num_layers, void *hidden,
+                                 const DecoderStepArgs *step) {
+  run_decoder_layers(table(), layers, num_layers, hidden, *step);
+}
+BG_EXPORT int bg_decoder_model(const DecoderModelArgs *model, const DecoderModelStepArgs *tokens,
+                               const DecoderStepArgs *step) {
+  return run_decoder_model(table(), *model, *tokens, *step);
 }
 
 // Bytes of the packed form of [n, k] weights of `element` bytes (2: bf16, 1: int8).

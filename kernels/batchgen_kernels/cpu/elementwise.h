@@ -55,7 +55,8 @@ template <typename T> static void gate_token(const SiluMulArgs &args, int64_t to
 
 template <typename T, typename A> static void rotate_token(const RotaryArgs &args, int64_t token) {
   const int half = args.rotated / 2;
-  const A *cos = row_of<A>(args.cos, args.cos_stride, token), *sin = row_of<A>(args.sin, args.sin_stride, token);
+  const int64_t row = args.positions ? args.positions[token] : token;
+  const A *cos = row_of<A>(args.cos, args.cos_stride, row), *sin = row_of<A>(args.sin, args.sin_stride, row);
   for (int head = 0; head < args.num_heads; ++head) {
     const T *x = row_of<T>(args.x, args.x_stride_t, token) + head * args.x_stride_h;
     T *out = static_cast<T *>(args.out) + token * args.out_stride_t + head * args.out_stride_h;

@@ -43,7 +43,7 @@ class _RotaryArgs(ctypes.Structure):
     """RotaryArgs of elementwise_args.h."""
 
     _fields_ = [
-        *((name, _P) for name in ("x", "cos", "sin", "out")),
+        *((name, _P) for name in ("x", "cos", "sin", "positions", "out")),
         *((name, _I64) for name in ("x_stride_t", "x_stride_h", "out_stride_t", "out_stride_h")),
         *((name, _I64) for name in ("cos_stride", "sin_stride")),
         *((name, _I32) for name in ("num_tokens", "num_heads", "head_dim", "rotated", "dtype", "angle_dtype")),
@@ -106,7 +106,7 @@ def _rotate(x_THD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     x = _dense(x_THD)
     out = x.new_empty(x.shape)
     args = _RotaryArgs(
-        x.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr(), x.stride(0), x.stride(1), out.stride(0),
+        x.data_ptr(), cos.data_ptr(), sin.data_ptr(), None, out.data_ptr(), x.stride(0), x.stride(1), out.stride(0),
         out.stride(1), cos.stride(0), sin.stride(0), *x.shape, cos.shape[1], dtype, angle_dtype,
         torch.get_num_threads(),
     )  # fmt: skip

@@ -25,9 +25,10 @@ struct SiluMulArgs {
 };
 
 struct RotaryArgs {
-  const void *x;           // [T, H, D]
-  const void *cos, *sin;   // [T, R], of angle_dtype
-  void *out;               // [T, H, D], may be x itself
+  const void *x;             // [T, H, D]
+  const void *cos, *sin;     // [P, R], of angle_dtype
+  const int64_t *positions;  // [T], the row of cos and sin of each token; null: its own
+  void *out;                 // [T, H, D], may be x itself
   int64_t x_stride_t, x_stride_h, out_stride_t, out_stride_h, cos_stride, sin_stride;
   int32_t num_tokens, num_heads, head_dim, rotated;
   int32_t dtype, angle_dtype;
