@@ -25,7 +25,7 @@ LEVEL_FLAGS = {
     "level_avx2.cpp": AVX2,
     "level_avx512.cpp": AVX512,
     "level_avx512_bf16.cpp": AVX512_BF16,
-    "level_amx.cpp": AVX512_BF16,
+    "level_amx.cpp": [*AVX512_BF16, "-mavx512vbmi"],
 }
 IS_X86 = platform.machine().lower() in {"x86_64", "amd64"}
 

@@ -149,9 +149,10 @@ def _check_int8(name: str, product: Product, weight: torch.Tensor, bias: torch.T
     """Against the product of the integers, which float64 holds exactly, times both scales: one rounding apart."""
     x = _sample_rows(weight)
     quantized_NK, scale_N = quantize_weight(weight)
-    scale_M1 = x.float().abs().amax(1, keepdim=True) / 127.0
-    steps_MK = (x.float() / scale_M1).round()
-    expected = (steps_MK.double() @ quantized_NK.double().T).float() * scale_M1 * scale_N
+    top_M1 = x.float().abs().amax(1, keepdim=True)
+    # Divided in full, as the kernel does: torch makes 127.0 / x of a reciprocal and a product.
+    steps_MK = (x.float() * (torch.full_like(top_M1, 127.0) / top_M1)).round()
+    expected = (steps_MK.double() @ quantized_NK.double().T).float() * (top_M1 / 127.0) * scale_N
     if bias is not None:
         expected += bias.float()
     _compare(

@@ -29,3 +29,7 @@ template <int C, int A, int B> static inline void tile_dot_bf16() {
 template <int C, int A, int B> static inline void tile_dot_int8() {
   asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
+// The same with both signed.
+template <int C, int A, int B> static inline void tile_dot_signed() {
+  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}

@@ -16,6 +16,7 @@ template <typename Cache> struct SegmentValues {
 template <typename Cache> struct Unit {
   RowState *state = nullptr;
   int num_rows = 0;
+  int tile = 0;  // of the task
   int begin = 0, end = 0;  // keys, multiples of 16
   const SegmentValues<Cache> *values = nullptr;  // to load, if this is the first unit of its segment
   LaneRange range;
@@ -148,7 +149,7 @@ template <class Tile> class AttentionTask {
         values_(scratch.take<float>(size_t(L) * Tile::value_width(args.head_dim_v))),
         ranges_(scratch.take<LaneRange>(size_t(num_tiles_))) {
     for (auto &unit : units_) {
-      unit.products = scratch.take<float>(kSegmentTokens * L);
+      unit.products = scratch.take<float>(kSegmentTokens * Tile::kProductsPerKey);
       unit.rounded = scratch.take<uint16_t>(kSegmentTokens * L);
     }
   }
@@ -206,6 +207,10 @@ template <class Tile> class AttentionTask {
     const int32_t *block = blocks_of(part, segment);
     ahead_.clear();
     for (int key = 0; key < num_keys; key += args_.block_size, ++block) {
+      if (args_.k_scales) {
+        const int64_t row = row_of(*block) + int64_t(part.part.kv_head) * args_.block_size;
+        ahead_.add(args_.k_scales + row, rows * sizeof(float)), ahead_.add(args_.v_scales + row, rows * sizeof(float));
+      }
       ahead_.add(keys_of(part.part.kv_head) + row_of(*block) * args_.head_dim_k, rows * sizeof(Cache) * args_.head_dim_k);
       ahead_.add(values_of(part.part.kv_head) + row_of(*block) * args_.head_dim_v,
                  rows * sizeof(Cache) * args_.head_dim_v);
@@ -240,12 +245,20 @@ template <class Tile> class AttentionTask {
     ScoreRule rule{args_.scale, args_.softcap, nullptr, nullptr};
     if (!args_.k_scales) return rule;
     float *key_scale = key_scales_[turn_], *value_scale = value_scales_[turn_];
-    std::fill_n(key_scale, kSegmentTokens, 0.0f), std::fill_n(value_scale, kSegmentTokens, 0.0f);
     const int64_t from = int64_t(kv_head) * args_.block_size;
-    for (int key = first; key < last; ++key)
-      key_scale[key] = args_.k_scales[from + rows[key]], value_scale[key] = args_.v_scales[from + rows[key]];
+    const size_t bytes = sizeof(float) * size_t(args_.block_size);
+    for (int key = first / args_.block_size * args_.block_size; key < last; key += args_.block_size) {
+      std::memcpy(key_scale + key, args_.k_scales + from + rows[key], bytes);
+      std::memcpy(value_scale + key, args_.v_scales + from + rows[key], bytes);
+    }
+    clear_outside(key_scale, first, last), clear_outside(value_scale, first, last);
     rule.key_scale = key_scale, rule.value_scale = value_scale;
     return rule;
+  }
+
+  // What lies beside the keys may be anything, and 0 times a scale must be 0.
+  static void clear_outside(float *scale, int first, int last) {
+    std::fill_n(scale, first, 0.0f), std::fill_n(scale + last, kSegmentTokens - last, 0.0f);
   }
 
   // Takes the two units before one step on, and starts a new one. The steps of a unit need each other's results, which are
@@ -255,10 +268,10 @@ template <class Tile> class AttentionTask {
                 const SegmentValues<Cache> *values) {
     advance();
     auto &unit = units_[count_ % 2];
-    unit.state = &part.state(tile), unit.num_rows = part.rows_of(tile);
+    unit.state = &part.state(tile), unit.num_rows = part.rows_of(tile), unit.tile = part.first_tile + tile;
     unit.range = range, unit.rule = rule, unit.values = values;
     unit.begin = range.first / kLanes * kLanes, unit.end = (range.last + kLanes - 1) / kLanes * kLanes;
-    tile_.multiply_keys(part.first_tile + tile, unit.begin, unit.end, unit.products);
+    tile_.multiply_keys(unit.tile, unit.begin, unit.end, unit.products);
   }
 
   void advance() {
@@ -268,7 +281,8 @@ template <class Tile> class AttentionTask {
       tile_.weigh_values(before.products, before.rounded, before.num_rows, before.begin, before.end, values_);
     if (last.state) {
       if (const auto *values = last.values) tile_.load_values(values->cache, values->rows, values->begin, values->end, ahead_);
-      weigh_keys<L>(last.products, last.begin, last.end, last.range, last.rule, ahead_, last.maximum, last.sum);
+      weigh_keys<L>(tile_.products(last.tile, last.products), last.products, last.begin, last.end, last.range, last.rule,
+                    ahead_, last.maximum, last.sum);
       tile_.round_weights(last.products, last.begin, last.end, last.rounded);
     }
     if (before.state)

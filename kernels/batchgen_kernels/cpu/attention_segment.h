@@ -73,7 +73,7 @@ class Prefetcher {
   };
   const char *at_ = nullptr;
   int num_regions_ = 0, next_ = 0, lines_ = 0;
-  Region regions_[2 * kSegmentTokens];
+  Region regions_[4 * kSegmentTokens];  // keys, values and their scales of blocks of one token
 };
 
 struct ScoreRule {
@@ -88,11 +88,17 @@ static inline Vec soft_cap(Vec score, float cap) {
   return (splat(1.0f) - splat(2.0f) / (power + splat(1.0f))) * splat(cap);
 }
 
-// Turns products[key][L] of keys [key_begin, key_end), multiples of 16, into e^(score - max) in place; a key that a lane
+// Products as they are: [key][L].
+template <int L> struct PlainProducts {
+  const float *products;
+  Vec at(int key) const { return load(products + key * L); }
+};
+
+// Turns the products of keys [key_begin, key_end), multiples of 16, into weights[key][L], e^(score - max); a key that a lane
 // does not see weighs 0. Returns each lane's maximum and sum, which depend on the keys it sees alone. kPlain: all lanes
-// see all keys, and scores are products times the scale.
-template <int L, bool kPlain>
-static inline void weigh_seen_keys(float *products, int key_begin, int key_end, const LaneRange &range,
+// see all keys, and scores are products times the scale. Weights may overwrite products of keys that were read.
+template <int L, bool kPlain, class Products>
+static inline void weigh_seen_keys(const Products &products, float *weights, int key_begin, int key_end, const LaneRange &range,
                                    const ScoreRule &rule, Prefetcher &ahead, Vec &maximum, Vec &sum) {
   constexpr int kKeys = kLanes / L, kVectors = 4;  // in flight
   const Vec scale = splat(rule.scale);
@@ -102,13 +108,13 @@ static inline void weigh_seen_keys(float *products, int key_begin, int key_end, 
 #pragma GCC unroll 4
     for (int i = 0; i < kVectors; ++i) {
       const int key = first + i * kKeys;
-      Vec score = load(products + key * L) * scale;
+      Vec score = products.at(key) * scale;
       if constexpr (!kPlain) {
         if (rule.key_scale) score = score * spread_keys<L>(rule.key_scale + key);
         if (rule.softcap != 0) score = soft_cap(score, rule.softcap);
         if (!range.whole) score = select(range.lanes_that_see<L>(key), score, splat(kNothing));
-        store(products + key * L, score);
       }
+      if constexpr (!kPlain || !std::is_same_v<Products, PlainProducts<L>>) store(weights + key * L, score);
       highest[i] = max(highest[i], score);
       if constexpr (L < kLanes) ahead.step();
     }
@@ -121,15 +127,15 @@ static inline void weigh_seen_keys(float *products, int key_begin, int key_end, 
 #pragma GCC unroll 4
     for (int i = 0; i < kVectors; ++i) {
       const int key = first + i * kKeys;
-      Vec score = load(products + key * L);
-      if constexpr (kPlain) score = score * scale;
+      Vec score = load(weights + key * L);
+      if constexpr (kPlain && std::is_same_v<Products, PlainProducts<L>>) score = score * scale;
       Vec weight = exp(score - top);
       if constexpr (!kPlain)
         if (!range.whole) weight = select(greater(splat(kNothing / 2), score), zero(), weight);
       sums[i % kSums] = sums[i % kSums] + weight;
       if constexpr (!kPlain)
         if (rule.value_scale) weight = weight * spread_keys<L>(rule.value_scale + key);
-      store(products + key * L, weight);
+      store(weights + key * L, weight);
       if constexpr (L < kLanes) ahead.step();
     }
   maximum = top;
@@ -139,13 +145,13 @@ static inline void weigh_seen_keys(float *products, int key_begin, int key_end, 
     sum = fold_groups(sums[0], [](Vec a, Vec b) { return a + b; });
 }
 
-template <int L>
-static inline void weigh_keys(float *products, int key_begin, int key_end, const LaneRange &range, const ScoreRule &rule,
-                              Prefetcher &ahead, Vec &maximum, Vec &sum) {
+template <int L, class Products>
+static inline void weigh_keys(const Products &products, float *weights, int key_begin, int key_end, const LaneRange &range,
+                              const ScoreRule &rule, Prefetcher &ahead, Vec &maximum, Vec &sum) {
   if (range.whole && !rule.key_scale && rule.softcap == 0)
-    weigh_seen_keys<L, true>(products, key_begin, key_end, range, rule, ahead, maximum, sum);
+    weigh_seen_keys<L, true>(products, weights, key_begin, key_end, range, rule, ahead, maximum, sum);
   else
-    weigh_seen_keys<L, false>(products, key_begin, key_end, range, rule, ahead, maximum, sum);
+    weigh_seen_keys<L, false>(products, weights, key_begin, key_end, range, rule, ahead, maximum, sum);
 }
 
 // Running result of L rows over the segments seen so far.

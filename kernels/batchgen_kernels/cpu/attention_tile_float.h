@@ -5,7 +5,7 @@ template <typename Query, typename Cache, int L> class FloatTile {
  public:
   using QueryType = Query;
   using CacheType = Cache;
-  static constexpr int kRows = L;
+  static constexpr int kRows = L, kProductsPerKey = L;
 
   static int value_width(int head_dim_v) { return (head_dim_v + kLanes - 1) / kLanes * kLanes; }
   static void begin_tasks() {}
@@ -50,6 +50,7 @@ template <typename Query, typename Cache, int L> class FloatTile {
     const float *q = queries_ + size_t(tile) * dim_k_ * L;
     for (int key = begin; key < end; key += kKeys) multiply_some(q, key_rows_ + key, products + key * L);
   }
+  PlainProducts<L> products(int, const float *products) const { return {products}; }
 
   void round_weights(const float *, int, int, uint16_t *) const {}
 

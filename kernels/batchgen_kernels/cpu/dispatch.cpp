@@ -59,7 +59,8 @@ int detect_level() {
   if ((b & kAvx512) != kAvx512 || !(c & 1u << 11) || (state & 0xe0) != 0xe0) return 1;  // c: VNNI
   if (!(a1 & 1u << 5)) return 2;                                                        // AVX512_BF16
   constexpr uint32_t kAmx = 1u << 22 | 1u << 24 | 1u << 25;                             // BF16, TILE, INT8
-  if ((d & kAmx) != kAmx || (state & 0x60000) != 0x60000 || !request_tiles()) return 3;
+  constexpr uint32_t kVbmi = 1u << 1;
+  if ((d & kAmx) != kAmx || !(c & kVbmi) || (state & 0x60000) != 0x60000 || !request_tiles()) return 3;
   return 4;
 }
 

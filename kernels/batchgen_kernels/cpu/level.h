@@ -45,11 +45,13 @@ static inline void end_tiles() {}
 #include "attention_tile_float.h"
 #if BG_LEVEL >= 3
 #include "transpose.h"
+#include "cache_rows.h"
 #if BG_LEVEL >= 4
 #include "pair_products_amx.h"
 #else
 #include "pair_products_dot.h"
 #endif
+#include "attention_keys.h"
 #include "attention_tile_bf16.h"
 #endif
 #include "attention.h"

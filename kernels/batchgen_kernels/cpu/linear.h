@@ -42,20 +42,24 @@ static LinearInput plain_input(const LinearArgs &args, int num_blocks, Scratch &
   return input;
 }
 
-// round(x / scale) + 128 with scale = max |x| / 127; the 128 is taken off again by the column sums.
+// Smaller inputs are as good as zero, and 127 over them might be infinite.
+constexpr float kSmallestInput = 1e-30f;
+
+// round(x * 127 / max |x|) + 128; returns max |x| / 127. The 128 is taken off again by the column sums.
 static float quantize_input(const uint16_t *x, int size, uint8_t *to) {
   Vec largest = zero();
   for (int i = 0; i < size; i += kLanes) {
     const Vec value = load_as(x + i, std::min(kLanes, size - i));
     largest = max(largest, max(value, zero() - value));
   }
-  const float scale = reduce_max(largest) / 127.0f;
-  const Vec divisor = splat(scale > 0 ? scale : 1.0f);
+  const float top = reduce_max(largest);
+  const bool is_zero = top < kSmallestInput;
+  const Vec inverse = splat(is_zero ? 0.0f : 127.0f / top);
   for (int i = 0; i < size; i += kLanes) {
     const int n = std::min(kLanes, size - i);
-    store_shifted(to + i, round_even(load_as(x + i, n) / divisor), n);
+    store_shifted(to + i, load_as(x + i, n) * inverse, n);
   }
-  return scale;
+  return is_zero ? 0.0f : top / 127.0f;
 }
 
 static LinearInput quantized_input(const LinearArgs &args, int num_blocks, Scratch &scratch) {

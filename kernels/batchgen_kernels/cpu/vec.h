@@ -256,14 +256,16 @@ static inline Vec subtract(const float *a, const Ints &b) {
 }
 #endif
 
-// The first n of sixteen whole numbers in [-127, 127], plus 128.
+// The first n of sixteen numbers in [-127, 127], rounded, plus 128.
 static inline void store_shifted(uint8_t *p, Vec a, int n) {
 #if BG_LEVEL >= 2
   const __m512i shifted = _mm512_add_epi32(_mm512_cvtps_epi32(a.x), _mm512_set1_epi32(128));
-  _mm512_mask_cvtepi32_storeu_epi8(p, __mmask16((1u << n) - 1), shifted);
+  const __m128i bytes = _mm512_cvtepi32_epi8(shifted);
+  if (n == kLanes) return _mm_storeu_si128(reinterpret_cast<__m128i *>(p), bytes);
+  _mm_mask_storeu_epi8(p, __mmask16((1u << n) - 1), bytes);
 #else
   float steps[kLanes];
-  store(steps, a);
+  store(steps, round_even(a));
   for (int i = 0; i < n; ++i) p[i] = uint8_t(int(std::clamp(steps[i], -127.0f, 127.0f)) + 128);
 #endif
 }
