@@ -49,12 +49,15 @@ template <int L> static inline LaneRange visible_keys(const int32_t *positions, 
 // would only queue), in the order of their addresses, which the processor's own prefetcher follows.
 class Prefetcher {
  public:
-  void clear() { num_regions_ = next_ = lines_ = 0; }
+  void clear() { num_regions_ = next_ = lines_ = num_lines_ = 0; }
   void add(const void *from, size_t bytes) {
-    regions_[num_regions_++] = {static_cast<const char *>(from), int((bytes + 63) / 64)};
+    regions_[num_regions_] = {static_cast<const char *>(from), int((bytes + 63) / 64)};
+    num_lines_ += regions_[num_regions_++].lines;
   }
+  // How many steps there will be: lines are spread over them, but more than a few at a time would queue.
+  void spread(int num_steps) { lines_per_step_ = std::clamp((num_lines_ + num_steps - 1) / num_steps, 1, kMostLines); }
   void step() {
-    for (int i = 0; i < kLinesPerStep; ++i) {
+    for (int i = 0; i < lines_per_step_; ++i) {
       if (lines_ == 0) {
         if (next_ == num_regions_) return;
         at_ = regions_[next_].from, lines_ = regions_[next_].lines;
@@ -66,13 +69,13 @@ class Prefetcher {
   }
 
  private:
-  static constexpr int kLinesPerStep = 4;
+  static constexpr int kMostLines = 4;
   struct Region {
     const char *from;
     int lines;
   };
   const char *at_ = nullptr;
-  int num_regions_ = 0, next_ = 0, lines_ = 0;
+  int num_regions_ = 0, next_ = 0, lines_ = 0, num_lines_ = 0, lines_per_step_ = kMostLines;
   Region regions_[4 * kSegmentTokens];  // keys, values and their scales of blocks of one token
 };
 
