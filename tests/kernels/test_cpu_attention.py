@@ -161,6 +161,31 @@ def test_not_a_number_in_a_key_reaches_only_its_own_sequence() -> None:
     assert torch.equal(after[1], before[1])
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=str)
+@pytest.mark.usefixtures("level")
+def test_what_is_not_finite_in_a_query_reaches_only_its_own_heads(kv_dtype: torch.dtype | None, value: float) -> None:
+    case = paged_case([90, 40, 90], [20, 1, 1], torch.bfloat16, kv_dtype=kv_dtype)
+    before = case.attend()
+    for token in (7, 20):
+        case.q[token, 4, 5] = value
+        after = case.attend()
+        assert after[token, 4].isnan().all()
+        after[token, 4] = before[token, 4]
+        assert torch.equal(after, before)
+        case.q[token, 4, 5] = 0
+        before = case.attend()
+
+
+@pytest.mark.usefixtures("level")
+def test_queries_of_zeros_and_of_tiny_numbers_see_all_int8_keys_alike() -> None:
+    case = paged_case([90, 40], [1, 1], torch.bfloat16, kv_dtype=torch.int8)
+    case.q[0], case.q[1] = 0, case.q[1] * 1e-36
+    zeros = case._replace(q=torch.zeros_like(case.q)).attend()
+    assert zeros.isfinite().all()
+    assert torch.equal(case.attend(), zeros)
+
+
 @pytest.mark.usefixtures("level")
 def test_queries_may_be_views_into_a_merged_projection() -> None:
     case = paged_case([100, 30], [5, 1], torch.bfloat16)
