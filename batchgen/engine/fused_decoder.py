@@ -88,7 +88,7 @@ class FusedCausalLM:
         self._model = cpu.DecoderModel(embedding_VE, [layer.decoder for layer in self.layers], norm, head, angles_of)
 
     def __call__(self, tokens: StepTokens, step: StepInputs) -> torch.Tensor:
-        """The logits [W, V] of the tokens that are wanted."""
+        """The logits [W, V] of the tokens that are wanted, until the next call."""
         return self._model(tokens.input_ids_T, tokens.positions_T, tokens.wanted_R, step.decoder_step())
 
 

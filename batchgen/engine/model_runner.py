@@ -67,7 +67,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, batch: Batch, drawn_R: torch.Tensor | None = None) -> torch.Tensor:
-        """Compute the batch; returns logits [R, V] in the model's dtype, the rows of `batch.logits_layout()`.
+        """Compute the batch; returns logits [R, V], the rows of `batch.logits_layout()`, valid until the next step.
 
         `drawn_R` (int64, on the device): what the step before drew, where the host does not know it yet.
         """

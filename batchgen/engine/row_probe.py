@@ -70,4 +70,5 @@ def _thread_counts(num_threads: int) -> Iterable[int]:
 def _logits(runner: ModelRunner, count: int, vocab_size: int) -> torch.Tensor:
     """Logits [count, V] of `count` texts of one token each, in blocks 0 .. count - 1."""
     pool = BlockPool(runner.cache.num_blocks, runner.cache.block_size)
-    return runner.execute(made_up_batch([1] * count, vocab_size, [pool] * count))
+    # The next step may write its own where these are.
+    return runner.execute(made_up_batch([1] * count, vocab_size, [pool] * count)).clone()

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from batchgen_kernels.cpu.library import DTYPE_CODES, dtype_code, library, pointer
+from batchgen_kernels.cpu.library import DTYPE_CODES, advise_huge_pages, dtype_code, library, pointer
 from batchgen_kernels.cpu.linear import LinearArgs, PackedGatedLinear, PackedLinear
 from batchgen_kernels.segments import check_block_size
 
@@ -247,6 +247,7 @@ class DecoderModel:
         dtype_code(embedding_VE, "the embedding", (torch.bfloat16,))
         embedding = embedding_VE.detach().contiguous()
         self._num_logits = head.out_features
+        self._logits_WV = torch.empty(0, self._num_logits)
         self._kept = (embedding, weight, head)
         self._angles_of = angles_of
         self._angles = _Angles(*angles_of(_FIRST_POSITIONS), self._stack.head_dim)
@@ -262,7 +263,7 @@ class DecoderModel:
         )
 
     def __call__(self, token_ids_T: Tensor, positions_T: Tensor, wanted_W: Tensor, step: DecoderStep) -> Tensor:
-        """The logits [W, V] (fp32) of the wanted tokens; ids, positions and tokens are contiguous int64.
+        """The logits [W, V] (fp32) of the wanted tokens, until the next call; all arguments are contiguous int64.
 
         Raises IndexError for an id that has no embedding, or for a negative position.
         """
@@ -271,7 +272,7 @@ class DecoderModel:
                 raise TypeError(f"{name} must be contiguous int64, one after the other")
         if not len(token_ids_T) == len(positions_T) == step.num_tokens:
             raise ValueError(f"there must be {step.num_tokens} token ids and positions")
-        logits_WV = torch.empty(len(wanted_W), self._num_logits)
+        logits_WV = self._logits_for(len(wanted_W))
         tokens = _ModelStepArgs(token_ids_T.data_ptr(), wanted_W.data_ptr(), logits_WV.data_ptr())
         tokens.num_wanted = len(wanted_W)
         status = self._run(tokens, positions_T, step)
@@ -281,6 +282,13 @@ class DecoderModel:
         if status == _NO_SUCH_TOKEN:
             raise IndexError(f"token ids must be from 0 to {self._args.num_embeddings - 1}")
         return logits_WV
+
+    def _logits_for(self, count: int) -> Tensor:
+        # Kept: the system would find and clear the pages of a new one in most steps, a twentieth of their time.
+        if count > len(self._logits_WV):
+            self._logits_WV = torch.empty(count, self._num_logits)
+            advise_huge_pages(self._logits_WV)
+        return self._logits_WV[:count]
 
     def _run(self, tokens: _ModelStepArgs, positions_T: Tensor, step: DecoderStep) -> int:
         tokens.num_positions = self._angles.num_positions
