@@ -25,6 +25,7 @@ from batchgen.collection import collection_paused, exempt_from_collection
 from batchgen.ending import ends_at_once
 from batchgen.errors import BatchgenError, Interrupted, JobFileError
 from batchgen.printable import printable_lines
+from batchgen.signals import watched_signals
 from batchgen.units import parse_duration
 
 app = typer.Typer(
@@ -111,7 +112,7 @@ def _options(
 @contextmanager
 def _interruptible() -> Iterator[None]:
     """What signals mean before and after the runner watches them itself: nothing is lost, exit code 75."""
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    for number in watched_signals():
         signal.signal(number, signal.default_int_handler)
     try:
         yield

@@ -12,8 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from batchgen.errors import ExitCode, Interrupted
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+from batchgen.signals import SIGNALS, watched_signals
 
 _CLOSE = b"\0"
 """No signal has this number: the watch is over."""
@@ -64,7 +63,7 @@ class StopWatch:
         if threading.current_thread() is threading.main_thread():
             os.set_blocking(self._pipe[1], False)
             self._previous_wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-            self._previous = {number: signal.signal(number, self._handle) for number in SIGNALS}
+            self._previous = {number: signal.signal(number, self._handle) for number in watched_signals()}
         self._thread.start()
         return self
 
@@ -99,6 +98,9 @@ class StopWatch:
                 if number == _CLOSE[0]:
                     return
                 if number not in SIGNALS:
+                    continue
+                if is_stopping and number == signal.SIGHUP:
+                    # A terminal that closes tells a run, and so does its shell: that is nobody's impatience.
                     continue
                 if is_stopping:
                     self._end_process(ExitCode.INTERRUPTED)

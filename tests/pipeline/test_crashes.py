@@ -20,6 +20,7 @@ from batchgen.data.file_backend import OsBackend, WritableFile
 from batchgen.data.files import OutputFiles
 from batchgen.errors import OutputUnavailable
 from batchgen.pipeline.runner import run_job
+from batchgen.signals import SIGNALS
 from tests.pipeline.crash_server import CountingBackend, CrashServer, Run
 from tests.pipeline.crashes import Rows, check_output, committed_rows
 from tests.pipeline.fakes import FakeWorld, make_job
@@ -300,7 +301,7 @@ def wait_for(path: Path) -> None:
 
 
 @pytest.mark.case(56)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_ends_with_75_and_the_next_run_goes_on(memory_dir: Path, server: CrashServer, number: int) -> None:
     job = make_job(memory_dir, num_rows=30, run={"journal_interval": 3600})
     pid = server.start(Run.of(job, step_seconds=0.005))

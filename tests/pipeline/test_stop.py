@@ -11,7 +11,8 @@ import threading
 import pytest
 
 from batchgen.errors import Interrupted
-from batchgen.pipeline.stop import SIGNALS, StopWatch
+from batchgen.pipeline.stop import StopWatch
+from batchgen.signals import SIGNALS
 
 
 class Ending:
@@ -45,6 +46,26 @@ def test_the_first_signal_is_noted_and_the_second_ends_the_process(number: signa
         os.kill(os.getpid(), signal.SIGTERM)
         assert end.wait() == [75]
         assert stop.reason == f"got {number.name}"
+
+
+def test_a_terminal_that_closes_may_tell_twice() -> None:
+    end = Ending()
+    with StopWatch(None, 60.0, end_process=end) as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.reason == "got SIGHUP"
+    assert end.codes == []
+
+
+def test_a_run_that_hangups_do_not_reach_goes_on() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+    try:
+        with StopWatch(None, 60.0) as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.reason is None
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_handlers_are_put_back() -> None:
