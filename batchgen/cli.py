@@ -23,7 +23,7 @@ from typer.main import get_command
 from batchgen import __version__
 from batchgen.collection import collection_paused, exempt_from_collection
 from batchgen.ending import ends_at_once
-from batchgen.errors import BatchgenError, Interrupted, JobFileError
+from batchgen.errors import BatchgenError, ExitCode, Interrupted, JobFileError
 from batchgen.printable import printable_lines
 from batchgen.signals import watched_signals
 from batchgen.units import parse_duration
@@ -404,8 +404,16 @@ def _command(call: Call) -> None:
         try:
             # The command itself and not `app()`, which would put typer's own hook in place of ours.
             get_command(app).main(prog_name="batchgen", obj=call)
+        except SystemExit as end:
+            # No command ends with 1: it is how typer ends where standard output is a pipe that nobody reads any further.
+            if end.code == 1:
+                raise BrokenPipeError from end
+            raise
         finally:
             _deliver()
+    except BrokenPipeError:
+        # As with `| head`: whoever closed it knows.
+        sys.exit(ExitCode.IO_ERROR)
     except OSError:
         with _load("pipeline.machine_errors").machine_errors():
             raise
@@ -425,9 +433,6 @@ def main() -> None:
         message = printable_lines(str(error))
         _say(message if isinstance(error, JobFileError) else f"batchgen: {message}")
         sys.exit(error.exit_code)
-    except BrokenPipeError:
-        # Nobody reads any further, as with `| head`.
-        sys.exit(1)
 
 
 def program() -> None:

@@ -182,14 +182,16 @@ def test_a_closed_standard_output_is_no_bug() -> None:
     assert subprocess.run(["sh", "-c", command], cwd=ROOT, check=False).returncode == ExitCode.OK
 
 
-def test_a_reader_that_has_seen_enough_is_no_bug() -> None:
+@pytest.mark.parametrize("arguments", [["schema"], ["validate", str(VALID)], ["--help"]], ids=lambda each: each[0])
+def test_a_reader_that_has_seen_enough_is_no_bug(arguments: list[str]) -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "batchgen.cli", "schema"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "batchgen.cli", *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         process.stdout.close()
         assert process.stderr is not None
         assert process.stderr.read() == b""
+    assert process.returncode == ExitCode.IO_ERROR
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
