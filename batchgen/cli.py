@@ -405,7 +405,7 @@ def _command(call: Call) -> None:
             # The command itself and not `app()`, which would put typer's own hook in place of ours.
             get_command(app).main(prog_name="batchgen", obj=call)
         except SystemExit as end:
-            # No command ends with 1: it is how typer ends where standard output is a pipe that nobody reads any further.
+            # No command ends with 1: so typer ends where standard output is a pipe that nobody reads any further.
             if end.code == 1:
                 raise BrokenPipeError from end
             raise
