@@ -96,17 +96,17 @@ def _refuse_other_forms(file: InputFile) -> None:
         raise InputError(f"{file.path}: is a JSON array, not one object a line; convert it (jq -c '.[]')")
     if head.startswith(b"PAR1"):
         raise InputError(f"{file.path}: is a Parquet file; name it .parquet, or set input.format")
-    if head.startswith(b"{") and _is_json(head.decode("utf-8", "replace")):
+    if head.startswith(b"{") and _spans_lines(head.decode("utf-8", "replace")):
         raise InputError(f"{file.path}: is JSON with an object over several lines; convert it (jq -c .)")
 
 
-def _is_json(text: str) -> bool:
-    """Whether a text begins with one whole JSON value."""
+def _spans_lines(text: str) -> bool:
+    """Whether a text begins with one whole JSON value that ends on another line."""
     try:
-        json.JSONDecoder().raw_decode(text)
+        _, end = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError):
         return False
-    return True
+    return "\n" in text[:end]
 
 
 def parse_row(content: bytes | None) -> dict[str, Any]:

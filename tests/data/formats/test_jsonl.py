@@ -156,6 +156,12 @@ def test_what_holds_no_line_that_is_a_row_is_told_apart(
         read_all(tmp_path, f"in.jsonl{suffix}")
 
 
+def test_lines_that_are_all_too_long_are_rows_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_bytes(b'{"a": "long enough"}\n{"a": "long enough too"}\n')
+    reading = read_all(tmp_path, "in.jsonl", max_row_bytes=10)
+    assert reading.errors == {0: "row_too_long", 1: "row_too_long"}
+
+
 def test_an_array_instead_of_lines_is_refused_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "in.json").write_text(json.dumps([{"a": 1}], indent=1))
     with pytest.raises(InputError, match="is a JSON array, not one object a line"):
