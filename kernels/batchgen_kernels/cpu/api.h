@@ -146,5 +146,5 @@ struct KernelTable {
 void run_decoder_layers(const KernelTable &kernels, const DecoderLayerArgs *const *layers, int num_layers, void *hidden,
                         const DecoderStepArgs &step);
 // Where a token id has no embedding, or a position no angles, nothing is computed.
-DecoderStatus run_decoder_model(const KernelTable &kernels, const DecoderModelArgs &model, const DecoderModelStepArgs &tokens,
-                       const DecoderStepArgs &step);
+DecoderStatus run_decoder_model(const KernelTable &kernels, const DecoderModelArgs &model,
+                                const DecoderModelStepArgs &tokens, const DecoderStepArgs &step);

@@ -1,18 +1,63 @@
 // The keys of one segment and the queries that meet them: products of bf16 pairs. Included once per level from 3 on,
 // inside that level's namespace, after cache_rows.h and pair_products_*.h.
 
+// Where the tiles of sixteen keys lie, each row of 64 bytes or a multiple of them: in the cache where that has such rows side
+// by side, else in copies that end in zeros.
+template <typename Cache, typename Read> class KeyRows {
+ public:
+  KeyRows(Scratch &scratch, int dim, int block_size)
+      : dim_(dim), padded_((dim + kRowOf64 - 1) / kRowOf64 * kRowOf64),
+        direct_(std::is_same_v<Cache, Read> && padded_ == dim && block_size % kLanes == 0) {
+    if (direct_) return;
+    copies_ = scratch.take<Read>(size_t(kSegmentTokens) * padded_);
+    std::memset(copies_, 0, sizeof(Read) * size_t(kSegmentTokens) * padded_);
+  }
+
+  int padded() const { return padded_; }
+  const Read *const *tiles() const { return tiles_; }
+
+  // Keys [begin, end) of one segment; rows[k] is the cache row of key k.
+  void load(const Cache *cache, const int64_t *rows, int begin, int end) {
+    for (int tile = begin / kLanes; tile * kLanes < end; ++tile) {
+      const int first = std::max(begin, tile * kLanes), last = std::min(end, (tile + 1) * kLanes);
+      if (direct_) {
+        // The tile lies in one block, so its other rows can be read, and are masked later.
+        tiles_[tile] = reinterpret_cast<const Read *>(cache + (rows[first] - first % kLanes) * dim_);
+        continue;
+      }
+      for (int key = first; key < last; ++key) copy(cache + rows[key] * dim_, copies_ + key * padded_);
+      tiles_[tile] = copies_ + tile * kLanes * padded_;
+    }
+  }
+
+ private:
+  static constexpr int kRowOf64 = 64 / sizeof(Read);
+
+  void copy(const Cache *from, Read *to) const {
+    if constexpr (std::is_same_v<Cache, Read>)
+      std::memcpy(to, from, sizeof(Read) * size_t(dim_));
+    else
+      for (int d = 0; d < dim_; d += 64) {
+        const Halves row = load_64(from + d, dim_ - d);
+        _mm512_mask_storeu_epi16(to + d, first_of_32(dim_ - d), row.first);
+        _mm512_mask_storeu_epi16(to + d + 32, first_of_32(dim_ - d - 32), row.second);
+      }
+  }
+
+  const int dim_, padded_;
+  const bool direct_;
+  Read *copies_ = nullptr;
+  const Read *tiles_[kSegmentTokens / kLanes];
+};
+
 template <typename Cache, int L> class PairKeys {
  public:
   static constexpr int kProductsPerKey = L;
 
   PairKeys(Scratch &scratch, int dim, int block_size, int num_tiles)
-      : dim_(dim), padded_((dim + 31) / 32 * 32),
-        direct_(std::is_same_v<Cache, uint16_t> && padded_ == dim && block_size % kLanes == 0),
+      : dim_(dim), rows_(scratch, dim, block_size), padded_(rows_.padded()),
         queries_(scratch.take<uint16_t>(size_t(num_tiles) * padded_ * L)) {
     std::memset(queries_, 0, sizeof(uint16_t) * size_t(num_tiles) * padded_ * L);
-    if (direct_) return;
-    copies_ = scratch.take<uint16_t>(size_t(kSegmentTokens) * padded_);
-    std::memset(copies_, 0, sizeof(uint16_t) * size_t(kSegmentTokens) * padded_);
   }
 
   static void begin_tasks() { PairProducts<L>::begin_tasks(); }
@@ -24,39 +69,19 @@ template <typename Cache, int L> class PairKeys {
     if (dim_ % 2) to[dim_ / 2 * L] = q[dim_ - 1];
   }
 
-  // Keys [begin, end) of one segment; rows[k] is the cache row of key k.
-  void load(const Cache *cache, const int64_t *rows, int begin, int end) {
-    for (int tile = begin / kLanes; tile * kLanes < end; ++tile) {
-      const int first = std::max(begin, tile * kLanes), last = std::min(end, (tile + 1) * kLanes);
-      if (direct_) {
-        // The tile lies in one block, so its other rows can be read, and are masked later.
-        rows_[tile] = reinterpret_cast<const uint16_t *>(cache + (rows[first] - first % kLanes) * dim_);
-        continue;
-      }
-      for (int key = first; key < last; ++key) copy_row(cache + rows[key] * dim_, dim_, copies_ + key * padded_);
-      rows_[tile] = copies_ + tile * kLanes * padded_;
-    }
-  }
+  void load(const Cache *cache, const int64_t *rows, int begin, int end) { rows_.load(cache, rows, begin, end); }
 
   // products[key][L] of keys [begin, end), both multiples of 16.
   void multiply(int tile, int begin, int end, float *products) const {
-    PairProducts<L>::multiply_keys(rows_, queries_ + size_t(tile) * padded_ * L, padded_, begin, end, products);
+    PairProducts<L>::multiply_keys(rows_.tiles(), queries_ + size_t(tile) * padded_ * L, padded_, begin, end, products);
   }
   PlainProducts<L> products(int, const float *products) const { return {products}; }
 
  private:
-  static void copy_row(const Cache *from, int dim, uint16_t *to) {
-    for (int d = 0; d < dim; d += 64) {
-      const Halves row = load_64(from + d, dim - d);
-      _mm512_mask_storeu_epi16(to + d, first_of_32(dim - d), row.first);
-      _mm512_mask_storeu_epi16(to + d + 32, first_of_32(dim - d - 32), row.second);
-    }
-  }
-
-  const int dim_, padded_;
-  const bool direct_;
-  uint16_t *queries_, *copies_ = nullptr;
-  const uint16_t *rows_[kSegmentTokens / kLanes];
+  const int dim_;
+  KeyRows<Cache, uint16_t> rows_;
+  const int padded_;
+  uint16_t *queries_;
 };
 
 #if BG_LEVEL >= 4
@@ -85,13 +110,10 @@ template <int L> class QuadKeys {
   static constexpr int kProductsPerKey = 2 * L;
 
   QuadKeys(Scratch &scratch, int dim, int block_size, int num_tiles)
-      : dim_(dim), padded_((dim + 63) / 64 * 64), direct_(padded_ == dim && block_size % kLanes == 0),
+      : dim_(dim), rows_(scratch, dim, block_size), padded_(rows_.padded()),
         queries_(scratch.take<int8_t>(size_t(num_tiles) * padded_ * 2 * L)),
         scales_(scratch.take<float>(size_t(num_tiles) * L)) {
     std::memset(queries_, 0, size_t(num_tiles) * padded_ * 2 * L), std::fill_n(scales_, num_tiles * L, 0.0f);
-    if (direct_) return;
-    copies_ = scratch.take<int8_t>(size_t(kSegmentTokens) * padded_);
-    std::memset(copies_, 0, size_t(kSegmentTokens) * padded_);
   }
 
   static void begin_tasks() {
@@ -107,7 +129,7 @@ template <int L> class QuadKeys {
   // tiles of their own, [tile][d / 64][2][d % 64 / 4][lane].
   void set_query(int tile, int lane, const uint16_t *q) {
     const float top = largest_magnitude(q, dim_);
-    const bool is_zero = top < 1e-30f;
+    const bool is_zero = top < kAsGoodAsZero;
     scales_[tile * L + lane] = is_zero ? 0.0f : top * (1 / kMost);
     const Vec inverse = splat(is_zero ? 0.0f : kMost / top);
     int8_t *to = queries_ + size_t(tile) * padded_ * 2 * L + lane * 4;
@@ -122,18 +144,7 @@ template <int L> class QuadKeys {
     }
   }
 
-  void load(const int8_t *cache, const int64_t *rows, int begin, int end) {
-    for (int tile = begin / kLanes; tile * kLanes < end; ++tile) {
-      const int first = std::max(begin, tile * kLanes), last = std::min(end, (tile + 1) * kLanes);
-      if (direct_) {
-        rows_[tile] = cache + (rows[first] - first % kLanes) * dim_;
-        continue;
-      }
-      for (int key = first; key < last; ++key)
-        std::memcpy(copies_ + key * padded_, cache + rows[key] * dim_, size_t(dim_));
-      rows_[tile] = copies_ + tile * kLanes * padded_;
-    }
-  }
+  void load(const int8_t *cache, const int64_t *rows, int begin, int end) { rows_.load(cache, rows, begin, end); }
 
   void multiply(int tile, int begin, int end, float *products) const {
     const int8_t *q = queries_ + size_t(tile) * padded_ * 2 * L;
@@ -172,7 +183,7 @@ template <int L> class QuadKeys {
 
   // Keys of one or two tiles.
   template <bool two> void multiply_tiles(const int8_t *q, int key, float *products) const {
-    const int8_t *first = rows_[key / kLanes], *second = two ? rows_[key / kLanes + 1] : nullptr;
+    const int8_t *first = rows_.tiles()[key / kLanes], *second = two ? rows_.tiles()[key / kLanes + 1] : nullptr;
     const size_t stride = size_t(padded_);
     float *out = products + key * 2 * L, *next = out + kLanes * 2 * L;
     tile_zero<0>(), tile_zero<1>();
@@ -196,11 +207,11 @@ template <int L> class QuadKeys {
     }
   }
 
-  const int dim_, padded_;
-  const bool direct_;
-  int8_t *queries_, *copies_ = nullptr;
+  const int dim_;
+  KeyRows<int8_t, int8_t> rows_;
+  const int padded_;
+  int8_t *queries_;
   float *scales_;
-  const int8_t *rows_[kSegmentTokens / kLanes];
 };
 
 template <typename Cache, int L>

@@ -1,6 +1,5 @@
 // Chooses the processor level and exports the C interface. Compiled for the plainest processor.
 
-#include <algorithm>
 #include <atomic>
 #include <cstring>
 
@@ -91,7 +90,7 @@ BG_EXPORT void bg_advise_huge_pages(void *at, int64_t bytes) {
 }
 
 // Bumped with every change of this interface: the binding refuses a library of another version.
-BG_EXPORT int bg_interface_version() { return 11; }
+BG_EXPORT int bg_interface_version() { return 12; }
 BG_EXPORT int bg_highest_level() { return kHighestLevel; }
 BG_EXPORT const char *bg_level_name(int level) { return kLevels[level]->name; }
 BG_EXPORT int bg_current_level() { return current_level; }
@@ -114,24 +113,6 @@ BG_EXPORT void bg_decoder_layers(const DecoderLayerArgs *const *layers, int num_
 BG_EXPORT int bg_decoder_model(const DecoderModelArgs *model, const DecoderModelStepArgs *tokens,
                                const DecoderStepArgs *step) {
   return run_decoder_model(table(), *model, *tokens, *step);
-}
-
-// Bytes of the packed form of [n, k] weights of `element` bytes (2: bf16, 1: int8).
-BG_EXPORT int64_t bg_linear_packed_bytes(int n, int k, int element) {
-  const int64_t panels = (n + kPanelColumns - 1) / kPanelColumns, row_bytes = std::max(1, k) * int64_t(element);
-  return panels * ((row_bytes + 63) / 64) * 64 * kPanelColumns;
-}
-
-// weight is [n, k] contiguous; packed holds bg_linear_packed_bytes. Four bytes of a row (a pair, a quad) stay together.
-BG_EXPORT void bg_linear_pack(const char *weight, int n, int k, int element, char *packed) {
-  std::memset(packed, 0, size_t(bg_linear_packed_bytes(n, k, element)));
-  const int64_t row_bytes = int64_t(k) * element, blocks = (row_bytes + 63) / 64;
-  for (int64_t column = 0; column < n; ++column)
-    for (int64_t at = 0; at < row_bytes; at += 4) {
-      const int64_t panel = column / kPanelColumns, half = column % kPanelColumns / 16, lane = column % 16;
-      const int64_t group = ((panel * blocks + at / 64) * 2 + half) * 16 + at % 64 / 4;
-      std::memcpy(packed + (group * 16 + lane) * 4, weight + column * row_bytes + at, size_t(std::min<int64_t>(4, row_bytes - at)));
-    }
 }
 
 // Copies block src over block dst in each cache, in order; pairs is [num_pairs, 2].

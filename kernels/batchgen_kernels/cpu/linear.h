@@ -42,9 +42,6 @@ static LinearInput plain_input(const LinearArgs &args, int num_blocks, Scratch &
   return input;
 }
 
-// Smaller inputs are as good as zero, and 127 over them might be infinite.
-constexpr float kSmallestInput = 1e-30f;
-
 // round(x * 127 / max |x|) + 128; returns max |x| / 127. The 128 is taken off again by the column sums.
 static float quantize_input(const uint16_t *x, int size, uint8_t *to) {
   Vec largest = zero();
@@ -53,7 +50,7 @@ static float quantize_input(const uint16_t *x, int size, uint8_t *to) {
     largest = max(largest, max(value, zero() - value));
   }
   const float top = reduce_max(largest);
-  const bool is_zero = top < kSmallestInput;
+  const bool is_zero = top < kAsGoodAsZero;
   const Vec inverse = splat(is_zero ? 0.0f : 127.0f / top);
   for (int i = 0; i < size; i += kLanes) {
     const int n = std::min(kLanes, size - i);
@@ -132,8 +129,7 @@ struct LinearResult {
   size_t at(const LinearArgs &args, int r) const { return size_t(row + r) * args.n + column; }
 
   // Exact integers become products of numbers: x w = (sum - offset) row_scale column_scale.
-  void scale(const LinearArgs &args, float *sums, const float *row_scales, int columns, int first,
-             int last) const {
+  void scale(const LinearArgs &args, float *sums, const float *row_scales, int columns, int first, int last) const {
     for (int c = 0; c < columns; c += kLanes) {
       const int n = std::min(kLanes, columns - c);
       const Ints offsets = load_ints(args.column_offsets + column + c, n);

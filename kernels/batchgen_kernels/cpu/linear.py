@@ -21,8 +21,8 @@ _GATES = 16
 """Gates that lie together in a panel, followed by their ups."""
 _PANEL = 32
 """Outputs of a panel, in two halves."""
-_WORD = 4
-"""Bytes of an output that stay together; sixteen of them are a block."""
+_BLOCK_BYTES = 64
+"""Of an output's weights; in words of four bytes, which stay together."""
 _MAX_INPUTS_INT8 = 65536
 """More could overflow the int32 sums."""
 
@@ -42,20 +42,17 @@ class LinearArgs(ctypes.Structure):
 
 def _pack(weight_NK: Tensor) -> Tensor:
     """Return the packed bytes of a bf16 or int8 weight, at a cache-line border so that tiles are read whole."""
-    weight = weight_NK.contiguous()
-    size = (*(ctypes.c_int32(length) for length in weight.shape), ctypes.c_int32(weight.element_size()))
-    count = library().bg_linear_packed_bytes
-    count.restype = ctypes.c_int64
-    storage = torch.empty(count(*size) + 64, dtype=torch.uint8)
+    outputs, inputs = weight_NK.shape
+    per_block = _BLOCK_BYTES // weight_NK.element_size()
+    missing = (-inputs % per_block, -outputs % _PANEL)
+    weight = pad(weight_NK, (0, missing[0], 0, missing[1])) if any(missing) else weight_NK.contiguous()
+    storage = torch.empty(weight.nbytes + _BLOCK_BYTES, dtype=torch.uint8)
     advise_huge_pages(storage)
-    packed = storage[-storage.data_ptr() % 64 :][: count(*size)]
-    if len(weight) % _PANEL or weight[0].nbytes % (16 * _WORD):
-        library().bg_linear_pack(ctypes.c_void_p(weight.data_ptr()), *size, ctypes.c_void_p(packed.data_ptr()))
-    else:
-        # Whole panels and blocks are a transposition, which torch does on all threads.
-        words = weight.view(torch.int32).view(-1, 2, _PANEL // 2, weight[0].nbytes // (16 * _WORD), 16)
-        in_order = words.permute(0, 3, 1, 4, 2)
-        packed.view(torch.int32).view(in_order.shape).copy_(in_order)
+    packed = storage[-storage.data_ptr() % _BLOCK_BYTES :][: weight.nbytes]
+    # The order of api.h is a transposition, which torch does on all threads.
+    words = weight.view(torch.int32).view(len(weight) // _PANEL, 2, _PANEL // 2, -1, _BLOCK_BYTES // 4)
+    in_order = words.permute(0, 3, 1, 4, 2)
+    packed.view(torch.int32).view(in_order.shape).copy_(in_order)
     return packed
 
 

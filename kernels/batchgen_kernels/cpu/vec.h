@@ -256,6 +256,9 @@ static inline Vec subtract(const float *a, const Ints &b) {
 }
 #endif
 
+// Where the largest of some numbers is smaller they are quantized to zeros: the inverse of their step might be infinite.
+constexpr float kAsGoodAsZero = 1e-30f;
+
 // The first n of sixteen numbers in [-127, 127], rounded, plus 128.
 static inline void store_shifted(uint8_t *p, Vec a, int n) {
 #if BG_LEVEL >= 2
