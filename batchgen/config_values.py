@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from jinja2 import Environment, TemplateSyntaxError
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from batchgen.bounds import MAX_COUNT, MAX_PROCESSES
 from batchgen.units import parse_bytes, parse_duration
 
 _BYTES_PATTERN = r"^\d+(\.\d+)?\s*([kKmMgGtT][iI]?)?[bB]?$"
@@ -41,9 +42,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-MAX_COUNT = 2**31 - 1
-MAX_PROCESSES = 4096
-"""Of workers, and of threads: a number with too many digits must not start them."""
 MAX_BYTES = 2**63 - 1
 MAX_SECONDS = 1e9
 """30 years; the system's clocks and waits take no more than about 290."""

@@ -6,11 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from batchgen.bounds import MAX_COUNT
 from batchgen.response_format import ResponseFormat
 
 MAX_SEED = 2**63 - 1
-MAX_COUNT = 2**31 - 1
-"""Of tokens, and token ids: what columns of 32 bits hold."""
 MAX_SAMPLES = 2**16
 """Of one prompt: each is a record in memory from the moment when the prompt is admitted."""
 MAX_FACTOR = 1e6

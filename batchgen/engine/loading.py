@@ -11,6 +11,7 @@ import torch
 from batchgen_kernels import cpu
 from batchgen_kernels.segments import SEGMENT_TOKENS
 
+from batchgen.bounds import MAX_COUNT, MAX_PROCESSES
 from batchgen.engine.batch import Batch, Draws
 from batchgen.engine.beam import Continuation
 from batchgen.engine.block_pool import BlockPool
@@ -123,7 +124,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "kv_dtype": ("auto", "int8"),
     "block_size": (1, 2, 4, 8, 16, 32, 64),
 }
-_MOST = {"max_model_len": 2**31 - 1, "max_batch_tokens": 2**31 - 1, "max_sequences": 2**31 - 1, "threads": 4096}
+_MOST = {**dict.fromkeys(("max_model_len", "max_batch_tokens", "max_sequences"), MAX_COUNT), "threads": MAX_PROCESSES}
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
