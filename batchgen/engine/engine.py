@@ -7,8 +7,6 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
-from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -19,6 +17,7 @@ from batchgen.engine.completions import completion_of
 from batchgen.engine.loading import EngineOptions, EngineParts, load_parts
 from batchgen.engine.masks import MaskMaker
 from batchgen.engine.metrics import EngineMetrics
+from batchgen.engine.prompts import AnyPrompt, with_params
 from batchgen.engine.requests import RequestBuilder, RequestRefused
 from batchgen.engine.sequence import Sequence, SequenceGroup, Status
 from batchgen.errors import EngineStalled, JobError
@@ -30,12 +29,8 @@ DEFAULT_WINDOW = 8192
 """Prompts in flight: two shards of the default size, so that rows with a common prefix meet."""
 MOST_SAMPLES = 2**16
 """Samples of the prompts in flight, each with a copy of its prompt: where n is large, fewer prompts are in flight."""
-
-
 KV_SAMPLE_STEPS = 4
 """Every so many steps the use of the KV cache is measured."""
-
-
 _ELSEWHERE = "the engine is at work in another thread; call it from one, or make an engine for each"
 
 
@@ -192,27 +187,18 @@ class Engine:
 
     def generate(
         self,
-        prompts: Iterable[str | list[int] | Prompt | None],
+        prompts: Iterable[AnyPrompt],
         params: SamplingParams | Iterable[SamplingParams] | None = None,
     ) -> Iterator[Completion]:
-        """Yield a completion per prompt as they finish; `prompt_index` is the prompt's position in `prompts`.
+        """Yield a completion per prompt as they finish; `prompt_index` is its position in `prompts`.
 
         `params` is one for all, or one per prompt. What is wrong with one prompt is its completion's `error`; nothing
         is raised for it, but a TypeError for what is no prompt at all. Closing the iterator drops what is in flight.
         """
-        if isinstance(prompts, (str, bytes, Mapping, Prompt)):
-            raise TypeError(f"prompts must be a list or another iterable of prompts, got {type(prompts).__name__}")
-        if isinstance(params, (str, Mapping)):
-            raise TypeError(f"params must be SamplingParams, or one for each prompt, got {type(params).__name__}")
-        return self._generate(prompts, params)
+        return self._generate(with_params(prompts, params))
 
-    def _generate(
-        self,
-        prompts: Iterable[str | list[int] | Prompt | None],
-        params: SamplingParams | Iterable[SamplingParams] | None,
-    ) -> Iterator[Completion]:
-        each_params = repeat(params) if params is None or isinstance(params, SamplingParams) else iter(params)
-        source = enumerate(prompts)
+    def _generate(self, requests: Iterator[tuple[Prompt, SamplingParams | None]]) -> Iterator[Completion]:
+        source = enumerate(requests)
         positions: dict[int, int] = {}
         inbox: deque[Completion] = deque()
         exhausted = False
@@ -223,8 +209,8 @@ class Engine:
                     if entry is None:
                         exhausted = True
                         break
-                    position, prompt = entry
-                    index = self.add(_as_prompt(prompt, position), _params_at(each_params, position))
+                    position, request = entry
+                    index = self.add(*request)
                     positions[index] = position
                     self._inboxes[index] = inbox
                 if not inbox:
@@ -429,21 +415,3 @@ def _needs_ids(batch: Batch) -> bool:
 
 def _rows_of(entries: list[tuple[int, Sequence]], layout: LogitsLayout) -> tuple[list[int], list[Sequence]]:
     return [layout.last_row[index] for index, _ in entries], [sequence for _, sequence in entries]
-
-
-def _params_at(each_params: Iterator[SamplingParams | None], position: int) -> SamplingParams | None:
-    for params in each_params:
-        return params
-    raise ValueError(f"params has {position} entries, but there are more prompts; give one for each, or one for all")
-
-
-def _as_prompt(prompt: str | list[int] | Prompt | None, position: int) -> Prompt:
-    if prompt is None:
-        return Prompt(row=position)
-    if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, (str, Prompt, Iterable)):
-        raise TypeError(f"prompt {position} must be text, a list of token ids or a Prompt, got {type(prompt).__name__}")
-    if isinstance(prompt, Prompt):
-        return prompt if prompt.row is not None else replace(prompt, row=position)
-    if isinstance(prompt, str):
-        return Prompt(text=prompt, row=position)
-    return Prompt(token_ids=list(prompt), row=position)
