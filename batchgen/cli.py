@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import json
-import math
-import os
-import signal
 import sys
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 from typer.main import get_command
 
 from batchgen import __version__
+from batchgen.cli_answers import deliver, report_bug, report_error
+from batchgen.cli_arguments import (
+    AsJson,
+    Call,
+    JobPath,
+    OutputPath,
+    Overrides,
+    Wait,
+    WaitLock,
+    json_option,
+    seconds_to_wait,
+)
 from batchgen.collection import collection_paused, exempt_from_collection
 from batchgen.ending import ends_at_once
-from batchgen.errors import BatchgenError, ExitCode, Interrupted, JobFileError
-from batchgen.printable import printable_lines
-from batchgen.signals import watched_signals
-from batchgen.units import parse_duration
+from batchgen.errors import BatchgenError, ExitCode
+from batchgen.signals import interruptible
 
 app = typer.Typer(
     name="batchgen",
@@ -37,53 +38,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-
-JobPath = Annotated[Path, typer.Argument(metavar="JOB", help="The job file, such as jobs/quickstart.yaml.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="SECTION.KEY=VALUE",
-        help="Set one key of the job, such as sampling.temperature=0.5; the value is YAML. Can be repeated.",
-    ),
-]
-
-
-@dataclass
-class Call:
-    """What `main` must know of the command that it called."""
-
-    as_json: bool = False
-    """An error is then a document on stdout, too."""
-
-
-def _note_json(context: typer.Context, wanted: bool) -> bool:
-    context.ensure_object(Call).as_json = wanted
-    return wanted
-
-
-def _json_option(help_text: str) -> Any:
-    return typer.Option("--json", callback=_note_json, help=help_text)
-
-
-AsJson = Annotated[bool, _json_option("Print the result as JSON.")]
-
-
-class ConvertForm(StrEnum):
-    """What `convert` writes."""
-
-    JSONL = "jsonl"
-    CHAT = "chat"
-    OPENAI_BATCH = "openai-batch"
-
-
-OutputPath = Annotated[Path, typer.Argument(metavar="OUT", help="The directory of an output, a job's output.path.")]
-Wait = Annotated[
-    str, typer.Option(metavar="TIME", help="Wait this long for another run to let go of the output, such as 10m.")
-]
-WaitLock = Annotated[
-    bool, typer.Option("--wait-lock", help="Wait for another run to let go of the output, however long it takes.")
-]
 
 
 def _load(module: str) -> Any:
@@ -107,26 +61,6 @@ def _options(
     ] = False,
 ) -> None:
     pass
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """What signals mean before and after the runner watches them itself: nothing is lost, exit code 75."""
-    for number in watched_signals():
-        signal.signal(number, signal.default_int_handler)
-    try:
-        yield
-    except KeyboardInterrupt as interrupt:
-        raise Interrupted("interrupted; the same command goes on where it ended") from interrupt
-
-
-def _wait_seconds(text: str, wait_lock: bool) -> float:
-    if wait_lock:
-        return math.inf
-    try:
-        return float(text) if text.isdigit() else parse_duration(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--wait") from error
 
 
 @app.command()
@@ -158,10 +92,10 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run a job, or go on where it ended. Rows that are committed are not computed again."""
-    wait_seconds = _wait_seconds(wait, wait_lock)
-    with _interruptible():
+    seconds = seconds_to_wait(wait, wait_lock)
+    with interruptible():
         config = _load("config").load_job(job, overrides or [])
-        _load("commands.run").run(config, wait_seconds=wait_seconds, overwrite=overwrite, as_json=as_json)
+        _load("commands.run").run(config, wait_seconds=seconds, overwrite=overwrite, as_json=as_json)
 
 
 @app.command()
@@ -176,7 +110,7 @@ def plan(
 ) -> None:
     """Say what a job will take: rows, prompt lengths, shared prefixes, memory, time; and what to change."""
     config = _load("config").load_job(job, overrides or [])
-    with _interruptible():
+    with interruptible():
         _load("commands.plan").plan(config, measure=measure, again=again, as_json=as_json)
 
 
@@ -197,7 +131,7 @@ def watch(
     prometheus: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a Prometheus text file at each look, such as out.prom.")
     ] = None,
-    as_json: Annotated[bool, _json_option("Print a line of JSON at each look.")] = False,
+    as_json: Annotated[bool, json_option("Print a line of JSON at each look.")] = False,
 ) -> None:
     """Watch a run in the terminal, also one on another machine: everything is read from the output's files."""
     _load("commands.watch").watch(output, interval=interval, once=once, as_json=as_json, prometheus=prometheus)
@@ -209,7 +143,7 @@ def report(
     to: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write it here, not to _batchgen/report.html of the output.")
     ] = None,
-    as_json: Annotated[bool, _json_option("Print the figures as JSON; write no page.")] = False,
+    as_json: Annotated[bool, json_option("Print the figures as JSON; write no page.")] = False,
 ) -> None:
     """Write one HTML page about an output: charts over time, lengths, errors with examples, rows to read."""
     _load("commands.report").report(output, to=to, as_json=as_json)
@@ -233,7 +167,7 @@ def inspect(
     ] = None,
     at_random: Annotated[bool, typer.Option("--random", help="Draw the rows at random.")] = False,
     seed: Annotated[int, typer.Option(help="Another seed draws other rows.")] = 0,
-    as_json: Annotated[bool, _json_option("Print whole rows, a line of JSON each.")] = False,
+    as_json: Annotated[bool, json_option("Print whole rows, a line of JSON each.")] = False,
 ) -> None:
     """Look at committed rows: the first ones, at random, by id, by status or by an expression."""
     if status not in (None, "ok", "error"):
@@ -241,6 +175,14 @@ def inspect(
     module = _load("commands.inspect")
     choice = module.Choice(count, ids or [], status, where, seed if at_random else None)
     module.inspect(output, choice, as_json=as_json)
+
+
+class ConvertForm(StrEnum):
+    """What `convert` writes."""
+
+    JSONL = "jsonl"
+    CHAT = "chat"
+    OPENAI_BATCH = "openai-batch"
 
 
 @app.command()
@@ -257,7 +199,7 @@ def convert(
         ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
-    as_json: Annotated[bool, _json_option("Print as JSON what was written.")] = False,
+    as_json: Annotated[bool, json_option("Print as JSON what was written.")] = False,
 ) -> None:
     """Write an output as JSON lines, chats or OpenAI's answers."""
     if as_json and str(file) == "-":
@@ -280,10 +222,10 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check every file of an output against its record. Exit code 6 where one is not what was committed."""
-    wait_seconds = _wait_seconds(wait, wait_lock)
-    with _interruptible():
+    seconds = seconds_to_wait(wait, wait_lock)
+    with interruptible():
         if repair:
-            _load("commands.redo").repair(output, overrides or [], wait_seconds=wait_seconds, as_json=as_json)
+            _load("commands.redo").repair(output, overrides or [], wait_seconds=seconds, as_json=as_json)
         else:
             _load("commands.verify").verify(output, as_json=as_json)
 
@@ -304,9 +246,9 @@ def rerun(
     as_json: AsJson = False,
 ) -> None:
     """Generate committed rows anew, those for which an expression is true; all others stay as they are."""
-    wait_seconds = _wait_seconds(wait, wait_lock)
-    with _interruptible():
-        _load("commands.redo").rerun(output, where, overrides or [], wait_seconds=wait_seconds, as_json=as_json)
+    seconds = seconds_to_wait(wait, wait_lock)
+    with interruptible():
+        _load("commands.redo").rerun(output, where, overrides or [], wait_seconds=seconds, as_json=as_json)
 
 
 @app.command()
@@ -325,7 +267,7 @@ def worker(
     tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate.")] = None,
 ) -> None:
     """Work for the jobs of a dask cluster until SIGTERM, which hands unfinished rows back."""
-    with _interruptible():
+    with interruptible():
         _load("commands.worker").worker(
             scheduler, workers=workers, device=device, ca_file=tls_ca_file, cert=tls_cert, key=tls_key
         )
@@ -350,7 +292,7 @@ def preview(
 ) -> None:
     """Print the first prompts with their control tokens and token counts. No weights are loaded."""
     config = _load("config").load_job(job, overrides or [])
-    with _interruptible():
+    with interruptible():
         _load("commands.preview").preview(config, num_rows=num_rows, as_json=as_json)
 
 
@@ -358,45 +300,6 @@ def preview(
 def schema() -> None:
     """Print the JSON schema of the job file, for editors."""
     _load("commands.schema").schema()
-
-
-def _report_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    traceback.print_exception(kind, error, trace)
-    print(
-        f"batchgen {__version__}: this is a bug. Please report it with the lines above and the job file; "
-        "rows that were committed are safe.",
-        file=sys.stderr,
-    )
-
-
-def _say(text: str) -> None:
-    try:
-        print(text, file=sys.stderr, flush=True)
-    except OSError:
-        _discard(sys.stderr)
-
-
-def _discard(stream: TextIO) -> None:
-    """Drop what a stream cannot take: the interpreter would try again at its end, and exit with a code of its own."""
-    with open(os.devnull, "wb") as null:
-        os.dup2(null.fileno(), stream.fileno())
-
-
-def _deliver() -> None:
-    """See to it that what was printed has arrived, wherever it goes; raises OSError."""
-    try:
-        print(end="", flush=True)
-    except OSError:
-        _discard(sys.stdout)
-        raise
-
-
-def _answer(error: BatchgenError) -> None:
-    """The error for `--json`, with what was found all the same, in one line: some commands print lines."""
-    try:
-        print(json.dumps({**error.result, "error": error.to_json()}), flush=True)
-    except OSError:
-        _discard(sys.stdout)
 
 
 def _command(call: Call) -> None:
@@ -410,7 +313,7 @@ def _command(call: Call) -> None:
                 raise BrokenPipeError from end
             raise
         finally:
-            _deliver()
+            deliver()
     except BrokenPipeError:
         # As with `| head`: whoever closed it knows.
         sys.exit(ExitCode.IO_ERROR)
@@ -421,17 +324,12 @@ def _command(call: Call) -> None:
 
 def main() -> None:
     """Run the command line in `sys.argv`; SystemExit has the exit code."""
-    # Any error but ours is a bug. The interpreter ends with code 1 by itself, we only add what to do.
-    sys.excepthook = _report_bug
+    sys.excepthook = report_bug
     call = Call()
     try:
         _command(call)
     except BatchgenError as error:
-        if call.as_json:
-            _answer(error)
-        # A message may quote names and rows of others.
-        message = printable_lines(str(error))
-        _say(message if isinstance(error, JobFileError) else f"batchgen: {message}")
+        report_error(error, call.as_json)
         sys.exit(error.exit_code)
 
 
