@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic.config import JsonDict
 
+from batchgen.choices import DEVICE_PATTERN, BlockSize, Dtype, KvDtype, Quantization
 from batchgen.config_values import (
     ARROW_TYPES,
     AutoBytes,
@@ -49,18 +50,18 @@ class ModelConfig(Section):
         str | None, Field(description="Branch, tag or commit of a Hugging Face id; null: its main branch.")
     ] = None
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
+        Dtype,
         Field(description="Type of weights and KV cache; auto: the checkpoint's."),
     ] = "auto"
     quantization: Annotated[
-        Literal["int8"] | None,
+        Quantization | None,
         Field(
             description="int8: weights of linear layers in int8, one scale per output, and their inputs quantized per "
             "token; on a processor, with dtype bfloat16. Faster, and a little less exact. null: weights as they are."
         ),
     ] = None
     kv_dtype: Annotated[
-        Literal["auto", "int8"],
+        KvDtype,
         Field(
             description="Type of the KV cache; auto: that of the weights. int8: half the memory, one scale per token "
             "and head, a little less exact."
@@ -169,12 +170,10 @@ class EngineConfig(Section):
 
     device: Annotated[
         str,
-        Field(
-            pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N; auto: a GPU if there is one."
-        ),
+        Field(pattern=DEVICE_PATTERN, description="auto, cpu, cuda or cuda:N; auto: a GPU if there is one."),
     ] = "auto"
     block_size: Annotated[
-        Literal[1, 2, 4, 8, 16, 32, 64],
+        BlockSize,
         Field(description="Tokens in one block of the KV cache.", json_schema_extra=_TOKENS),
     ] = 16
     kv_cache_memory: Annotated[

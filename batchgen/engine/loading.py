@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, get_args
 
 import torch
 from batchgen_kernels import cpu
 from batchgen_kernels.segments import SEGMENT_TOKENS
 
 from batchgen.bounds import MAX_COUNT, MAX_PROCESSES
+from batchgen.choices import DEVICE_PATTERN, BlockSize, Dtype, KvDtype, Quantization
 from batchgen.engine.batch import Batch, Draws
 from batchgen.engine.beam import Continuation
 from batchgen.engine.block_pool import BlockPool
@@ -119,13 +120,12 @@ class EngineParts:
 
 
 _CHOICES: dict[str, tuple[object, ...]] = {
-    "dtype": ("auto", "float32", "bfloat16", "float16"),
-    "quantization": (None, "int8"),
-    "kv_dtype": ("auto", "int8"),
-    "block_size": (1, 2, 4, 8, 16, 32, 64),
+    "dtype": get_args(Dtype),
+    "quantization": (None, *get_args(Quantization)),
+    "kv_dtype": get_args(KvDtype),
+    "block_size": get_args(BlockSize),
 }
 _MOST = {**dict.fromkeys(("max_model_len", "max_batch_tokens", "max_sequences"), MAX_COUNT), "threads": MAX_PROCESSES}
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
 def _check_options(options: EngineOptions) -> None:
@@ -137,7 +137,7 @@ def _check_options(options: EngineOptions) -> None:
         value = getattr(options, name)
         if value != "auto" and (type(value) is not int or not 1 <= value <= most):
             raise JobError(f"{name} must be 'auto' or a whole number from 1 to {most}, got {value!r}")
-    if not _DEVICE.fullmatch(options.device):
+    if not re.fullmatch(DEVICE_PATTERN, options.device):
         raise JobError(f"device must be auto, cpu, cuda or cuda:N, got {options.device!r}")
 
 

@@ -24,6 +24,7 @@ from batchgen.errors import JobError
         ({"quantization": "int4"}, "quantization must be one of None, 'int8', got 'int4'"),
         ({"window": 0}, "window must be at least 1, got 0"),
         ({"device": "gpu"}, "device must be auto, cpu, cuda or cuda:N, got 'gpu'"),
+        ({"device": "cpu\n"}, "device must be auto, cpu, cuda or cuda:N"),
     ],
 )
 def test_options_that_no_engine_takes_are_named_before_a_model_is_looked_for(
