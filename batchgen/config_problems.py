@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -31,7 +31,9 @@ _PATTERNS = {
 _TYPES = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
     "float_type": "a number",
+    "float_parsing": "a number",
     "finite_number": "a finite number",
     "string_type": "text",
     "bool_type": "true or false",
@@ -61,16 +63,18 @@ def explain(error: ValidationError, places: Mapping[KeyPath, Entry], file: Place
     suggested: set[str] = set()
     for details in error.errors(include_url=False):
         path: KeyPath = details["loc"]
+        place = _nearest(places, path, file)
         if details["type"] == "extra_forbidden":
             reason, names = _unknown_key(path, schema)
             suggested.update(names)
-            problems.append(Problem(_nearest(places, path, file).key, f"{key_name(path)}: {reason}"))
+            problems.append(Problem(place.key, f"{key_name(path)}: {reason}"))
         elif details["type"] == "missing":
             reason = _missing(path, schema)
             missing[key_name(path)] = Problem(_nearest(places, path[:-1], file).key, f"{key_name(path)}: {reason}")
         else:
-            key = f"{key_name(path)}: " if path else ""
-            problems.append(Problem(_nearest(places, path, file).value, key + _wrong_value(details, key_name(path))))
+            name, reason = wrong_value(details)
+            key = f"{name}: " if name else ""
+            problems.append(Problem(place.key if name != key_name(path) else place.value, key + reason))
     # A misspelt key is one problem, not an unknown one and a missing one.
     return problems + [problem for key, problem in missing.items() if key not in suggested]
 
@@ -81,7 +85,25 @@ def _nearest(places: Mapping[KeyPath, Entry], path: KeyPath, file: Place) -> Ent
     return next(around, Entry(file, file))
 
 
-def _wrong_value(details: ErrorDetails, key: str) -> str:
+class WrongValue(NamedTuple):
+    """What pydantic has against a value."""
+
+    name: str
+    """Of the key: `sampling.stop[0]`; empty for what is wrong with the whole."""
+    reason: str
+
+
+def wrong_value(details: ErrorDetails, section: KeyPath = ()) -> WrongValue:
+    """Which value is wrong and why, in the user's words; `section` is where the checked model stands in a job."""
+    path: KeyPath = details["loc"]
+    # What pydantic calls a wrong key of a mapping; a value may have a key of this name, but is not its own key.
+    if len(path) > 1 and path[-1] == "[key]" and str(details["input"]) == path[-2]:
+        reason = _reason(details, "").removesuffix(f", got {describe(details['input'])}")
+        return WrongValue(key_name(path[:-2]), f"every key {reason}, got {describe(details['input'])}")
+    return WrongValue(key_name(path), _reason(details, key_name((*section, *path))))
+
+
+def _reason(details: ErrorDetails, key: str) -> str:
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
     hint = f"; {_HINTS[key]}" if key in _HINTS else ""
     if kind in _TYPES:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from batchgen.bounds import MAX_COUNT
 from batchgen.response_format import ResponseFormat
@@ -16,7 +17,21 @@ MAX_FACTOR = 1e6
 """The logits are computed in float32; with this and the next a product of both stays finite there."""
 MAX_BIAS = 1e30
 
+_WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]{0,9}")
+
 TokenId = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+
+
+def _written_once(key: Any) -> Any:
+    """The number of a key that is text, as JSON and job files have it; ValueError for any other way to write one.
+
+    Of two biases for one token, `1` and `01`, one would be lost.
+    """
+    if not isinstance(key, str):
+        return key
+    if _WHOLE_NUMBER.fullmatch(key) is None:
+        raise ValueError(f"must be a token id, from 0 to {MAX_COUNT}")
+    return int(key)
 
 
 class BeamParams(BaseModel):
@@ -96,7 +111,10 @@ class SamplingParams(BaseModel):
         float, Field(ge=-2, le=2, description="Taken off once for each time a token was generated.")
     ] = 0.0
     logit_bias: Annotated[
-        dict[TokenId, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS, allow_inf_nan=False)]],
+        dict[
+            Annotated[TokenId, BeforeValidator(_written_once)],
+            Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS, allow_inf_nan=False)],
+        ],
         Field(description="Added to the logits of token ids, before the penalties; -100 as good as bans one."),
     ] = {}
     bad_words: Annotated[

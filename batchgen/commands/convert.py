@@ -74,7 +74,7 @@ def _write_files(lines: Iterator[Line], file: Path, apart: Path | None) -> Writt
         for line in lines:
             counts[line.is_error] += 1
             _write(line, targets[line.is_error])
-    if apart is not None and counts[1] == 0:
+    if apart is not None and counts[1] == 0 and apart.is_file():
         apart.unlink()
     return Written(counts[0], apart if counts[1] else None, counts[1])
 

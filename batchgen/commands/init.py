@@ -8,8 +8,9 @@ from pathlib import Path
 
 from batchgen.commands.document import print_document
 from batchgen.config import load_job
-from batchgen.errors import JobError, OutputUnavailable
+from batchgen.errors import JobError
 from batchgen.pipeline.draft import draft_job
+from batchgen.pipeline.whole_file import unwritable
 
 
 def init(inputs: Sequence[Path], *, model: str, job: Path, as_json: bool = False) -> None:
@@ -21,7 +22,7 @@ def init(inputs: Sequence[Path], *, model: str, job: Path, as_json: bool = False
         with job.open("x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise OutputUnavailable(f"{job}: cannot be written: {error.strerror}; name another file with --job") from error
+        raise unwritable(job, error, "name another file with --job") from error
     load_job(job)
     if as_json:
         print_document({"job": str(job)})

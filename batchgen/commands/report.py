@@ -7,8 +7,8 @@ from pathlib import Path
 
 from batchgen.commands.document import print_document
 from batchgen.data.files import OutputFiles
-from batchgen.errors import OutputUnavailable
 from batchgen.pipeline.stored import StoredOutput, read_output
+from batchgen.pipeline.whole_file import whole_file
 from batchgen.report.figures import read_figures
 from batchgen.report.page import make_page, page_html
 
@@ -24,13 +24,11 @@ def report(output: Path, *, to: Path | None, as_json: bool) -> None:
 
 def write_report(stored: StoredOutput, to: Path | None = None) -> Path:
     """Write the page to `to`, or beside the records of the output; returns where it lies."""
-    content = page_html(make_page(stored)).encode()
+    content = page_html(make_page(stored))
     if to is None:
         path = stored.paths.report
-        stored.files.replace(path, content, stored.paths.temporary / f"report-{secrets.token_hex(4)}.html")
+        stored.files.replace(path, content.encode(), stored.paths.temporary / f"report-{secrets.token_hex(4)}.html")
         return path
-    try:
-        to.write_bytes(content)
-    except OSError as error:
-        raise OutputUnavailable(f"{to}: cannot be written: {error.strerror}; choose another file") from error
+    with whole_file(to) as file:
+        file.write(content)
     return to

@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from batchgen.data.files import OutputFiles
-from batchgen.errors import OutputUnavailable
 from batchgen.pipeline.progress import ProgressSnapshot
 from batchgen.pipeline.stored import read_output
+from batchgen.pipeline.whole_file import whole_file
 from batchgen.report.live import Live, look
 from batchgen.report.prometheus import prometheus_text
 from batchgen.report.series import series_of
@@ -56,21 +56,13 @@ def _looks(
         began = time.monotonic()
         live = look(read_output(OutputFiles(), output))
         if prometheus is not None:
-            _replace(prometheus, prometheus_text(live))
+            # Whole or not at all: a collector may read it at any moment.
+            with whole_file(prometheus) as file:
+                file.write(prometheus_text(live))
         yield live
         if once or (live.status.is_done and live.status.holder is None):
             return
         sleep(max(interval, (time.monotonic() - began) / _MAX_SHARE))
-
-
-def _replace(path: Path, text: str) -> None:
-    """Whole or not at all: a collector may read it at any moment."""
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise OutputUnavailable(f"{path}: cannot be written: {error.strerror}; choose another file") from error
 
 
 def state(live: Live) -> str:

@@ -10,25 +10,42 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from batchgen.data.file_backend import FileBackend, FileStatus, LockedFile, OsBackend, WritableFile
-from batchgen.errors import OutputUnavailable
+from batchgen.errors import JobError, OutputUnavailable
 
 
 @contextmanager
 def _explained(action: str, path: Path, *signals: type[OSError]) -> Iterator[None]:
-    """Raise OutputUnavailable with the path and the reason for any OSError that is not one of `signals`."""
+    """Raise OutputUnavailable with the path and the reason for any OSError that is not one of `signals`.
+
+    JobError where a file stands on the way to the path: no run could ever do better.
+    """
     try:
         yield
     except OSError as error:
+        if error.errno == errno.ENOTDIR and (file := _first(path, lambda each: each.exists())):
+            raise JobError(
+                f"{file}: is a file, where a directory must be; choose another output.path, or move it away"
+            ) from error
+        # What it leads to may be on a disk that is not mounted.
+        if error.errno == errno.ENOENT and (link := _first(path, lambda each: each.is_symlink())):
+            raise OutputUnavailable(
+                f"{link}: is a symbolic link to a directory that is not there; make it and run again"
+            ) from error
         if isinstance(error, signals):
             raise
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise OutputUnavailable(f"{path}: cannot {action}: {reason}; {remedy(error.errno)}") from error
+
+
+def _first(path: Path, is_such: Callable[[Path], bool]) -> Path | None:
+    """The first on the way to a path that is no directory and is such."""
+    return next((each for each in reversed(path.parents) if not each.is_dir() and is_such(each)), None)
 
 
 def remedy(code: int | None) -> str:
@@ -68,7 +85,8 @@ class _ExplainedFile:
 class OutputFiles:
     """File operations on the output, with errors that say which file and what to do.
 
-    Every method raises OutputUnavailable (exit code 74) besides what it names.
+    Every method raises OutputUnavailable (exit code 74) besides what it names, and JobError where a file stands on the
+    way to a path.
     """
 
     def __init__(self, backend: FileBackend | None = None) -> None:

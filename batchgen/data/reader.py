@@ -24,7 +24,7 @@ from batchgen.data.input_rows import (
     ScannedFile,
 )
 from batchgen.data.names import near_names
-from batchgen.data.row_ids import RowId, refuse_repeated_ids
+from batchgen.data.row_ids import RowId, as_written, refuse_repeated_ids
 from batchgen.data.selection import RowFilter, select, selection_of
 from batchgen.errors import InputError
 from batchgen.records import RowError, RowRange
@@ -114,11 +114,11 @@ def scan_inputs(
 
 
 def _row_ids(scan: InputScan, config: InputConfig, decoding: Decoding) -> Iterator[RowId]:
-    """The ids of all rows that can be read."""
+    """The ids of all rows that can be read, as the output will hold them."""
     column = str(config.id_column)
-    for row in decoding.values(scan, config, column):
-        if row.error is None:
-            yield RowId(scan.files[row.source].path, row.row, row.values[column])
+    rows = (row for row in decoding.values(scan, config, column) if row.error is None)
+    ids = (RowId(scan.files[row.source].path, row.row, row.values[column]) for row in rows)
+    yield from as_written(ids, scan.source_schema.field(column))
 
 
 def _is_reusable(known: InputScan, files: Sequence[InputFile], selection: str | None) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from batchgen.config_problems import wrong_value
 from batchgen.data.chat_messages import type_name
 from batchgen.data.input_rows import RowFailure
 from batchgen.data.json_text import parsed
@@ -90,9 +91,8 @@ def parameters_of(body: Mapping[str, Any], base: SamplingParams) -> dict[str, An
     try:
         with_parameters(base, asked)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise RowFailure("bad_parameters", f"{where}: {first['msg']}" if where else first["msg"]) from error
+        name, reason = wrong_value(error.errors(include_url=False)[0], ("sampling",))
+        raise RowFailure("bad_parameters", f"{name}: {reason}" if name else reason) from error
     return asked
 
 

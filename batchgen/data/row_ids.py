@@ -1,17 +1,25 @@
-"""`input.id_column`: the user's own name of each row, and whether no two rows have one."""
+"""`input.id_column`: the user's own name of each row, and whether no two rows have one.
+
+Two ids are one where the output's column cannot tell them apart: 1 and 1.0 in a column of numbers, objects whose keys
+stand in another order. What the column holds as JSON text is told apart by that text, as any join on it would.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
-from batchgen.data.arrow_types import json_text
+from batchgen.data.arrow_types import json_text, to_array
 from batchgen.errors import InputError
 from batchgen.printable import printable
+
+_BATCH = 1024
 
 
 class RowId(NamedTuple):
@@ -20,6 +28,16 @@ class RowId(NamedTuple):
     path: str
     row: int
     value: Any
+
+
+def as_written(ids: Iterable[RowId], field: pa.Field[Any]) -> Iterator[RowId]:
+    """The same ids as the column of the output holds them."""
+    rest = iter(ids)
+    while batch := list(islice(rest, _BATCH)):
+        written = to_array([each.value for each in batch], field).to_pylist(maps_as_pydicts="lossy")
+        for each, value in zip(batch, written, strict=True):
+            # What only Arrow's own reader brings into the column, and Python's value does not, stands for itself.
+            yield each if value is None else each._replace(value=value)
 
 
 def refuse_repeated_ids(column: str, read: Callable[[], Iterator[RowId]]) -> None:

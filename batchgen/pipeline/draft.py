@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from itertools import chain, count
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 
-from batchgen.config import InputConfig
+from batchgen.config import InputConfig, OutputConfig
 from batchgen.data.inputs import find_inputs
 from batchgen.data.reader import scan_inputs
+from batchgen.data.schema import output_layout, output_schema
 from batchgen.pipeline.bounded_reader import DecodingInChildren
+from batchgen.sampling_params import SamplingParams
 from batchgen.units import plural
 
 _CHATS = ("messages", "conversation", "conversations", "chat")
@@ -42,7 +46,8 @@ def draft_job(inputs: Sequence[Path], model: str, job: Path) -> str:
         path=json.dumps(paths if len(paths) > 1 else paths[0], ensure_ascii=False),
         carried=_carried(schema),
         prompt=_prompt(schema),
-        output=json.dumps(f"out/{job.stem}"),
+        output=json.dumps(_free_path(base, f"out/{job.stem}"), ensure_ascii=False),
+        prefix=_prefix(schema),
         run=f"batchgen run {job.name}",
     )
 
@@ -73,6 +78,27 @@ def _prompt(schema: pa.Schema) -> str:
             f"    - {{role: user, content: {json.dumps(value, ensure_ascii=False)}}}",
         ]
     )
+
+
+def _free_path(base: Path, path: str) -> str:
+    """The path, with a number behind it where something is there already, such as the output that is read here."""
+    return next(free for free in chain([path], (f"{path}-{n}" for n in count(2))) if not os.path.lexists(base / free))
+
+
+def _prefix(schema: pa.Schema) -> str:
+    """A line that names our columns otherwise, where the data is an output of batchgen and has them; else none."""
+    taken = set(_own_names("list")) & set(schema.names)
+    if not taken:
+        return ""
+    own = set(_own_names("list")) | set(_own_names("explode"))
+    free = next(prefix for n in count(2) if {(prefix := f"run{n}_") + name for name in own}.isdisjoint(schema.names))
+    return f"{f'  prefix: {free}':32}# the data has {' and '.join(sorted(taken))} already\n"
+
+
+def _own_names(samples: Literal["list", "explode"]) -> list[str]:
+    return output_schema(
+        output_layout(pa.schema([]), OutputConfig(path="out", samples=samples), SamplingParams())
+    ).names
 
 
 def _expression(name: str) -> str:
@@ -116,7 +142,7 @@ sampling:
 
 output:
   path: {output}
-  # samples: explode            # a row for each sample, where n is larger than 1
+{prefix}  # samples: explode            # a row for each sample, where n is larger than 1
   # shard_rows: 4096            # input rows in one Parquet file
 
 # run:

@@ -9,6 +9,7 @@ import pytest
 
 from batchgen.commands.init import init
 from batchgen.config import JobConfig, load_job
+from batchgen.data.schema import output_layout, output_schema
 from batchgen.errors import BatchgenError, JobError
 
 
@@ -56,6 +57,21 @@ def test_a_job_file_is_never_replaced(tmp_path: Path) -> None:
     made(tmp_path, [{"a": "x"}])
     with pytest.raises(JobError, match="is there already"):
         made(tmp_path, [{"b": "x"}])
+
+
+def test_data_of_an_earlier_job_gets_a_prefix_and_an_output_of_its_own(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [{"prompt": "Why?", "completions": ["x"], "batchgen": {"row": 0}}]
+    for attempt, (out, prefix) in enumerate([("out/job", "run2_"), ("out/job-2", "run3_"), ("out/job-3", "run4_")]):
+        job = made(tmp_path, rows, f"{attempt}.parquet")
+        assert (job.output.path, job.output.prefix) == (out, prefix)
+        data = pa.Table.from_pylist(rows).schema
+        for samples in ("list", "explode"):
+            again = job.output.model_copy(update={"samples": samples})
+            names = output_schema(output_layout(data, again, job.sampling)).names
+            assert len(set(names)) == len(names)
+        rows = [{**rows[0], f"{prefix}completion": "y", f"{prefix}batchgen": {"row": 0}}]
+        (tmp_path / out).mkdir(parents=True)
+        (tmp_path / "job.yaml").unlink()
 
 
 def test_data_that_is_not_there_is_an_error_and_leaves_no_file(tmp_path: Path) -> None:

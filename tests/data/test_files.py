@@ -12,7 +12,8 @@ import pytest
 
 from batchgen.data.file_backend import OsBackend, WritableFile
 from batchgen.data.files import OutputFiles
-from batchgen.errors import OutputUnavailable
+from batchgen.data.ledger import Ledger
+from batchgen.errors import JobError, OutputUnavailable
 
 FILES = OutputFiles()
 
@@ -46,6 +47,27 @@ def test_what_is_not_there_has_no_status_and_can_be_removed_twice(tmp_path: Path
     FILES.unlink(tmp_path / "a")
     with pytest.raises(FileNotFoundError):
         FILES.read(tmp_path / "a")
+
+
+def test_a_file_where_a_directory_must_be_is_a_wrong_job(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    for name in ("file", "link"):
+        for root in (tmp_path / name, tmp_path / name / "below"):
+            with pytest.raises(JobError, match=f"{name}: is a file, where a directory must be; choose another output"):
+                Ledger.acquire(FILES, root)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_link_to_a_directory_that_is_not_mounted_is_to_be_mended(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    for root in (tmp_path / "link", tmp_path / "link/below"):
+        Ledger.acquire(FILES, root).close()
+    (tmp_path / "disk").rename(tmp_path / "elsewhere")
+    for root in (tmp_path / "link", tmp_path / "link/below"):
+        with pytest.raises(OutputUnavailable, match="link: is a symbolic link to a directory that is not there"):
+            Ledger.acquire(FILES, root)
 
 
 def test_a_symbolic_link_is_never_followed(tmp_path: Path) -> None:

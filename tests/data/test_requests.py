@@ -97,14 +97,18 @@ def test_what_a_request_asks_for_stands_before_the_jobs_sampling() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"temperature": -1}, "temperature: Input should be greater than or equal to 0"),
+        ({"temperature": -1}, "temperature: must be >= 0, got -1; use 0 for greedy"),
         ({"temperature": "0.5"}, "temperature is a string"),
         ({"n": True}, "n is a boolean"),
         ({"max_tokens": 1.5}, "max_tokens is a number"),
         ({"stream": True}, "'stream' is not read from requests; see to it in the job's sampling"),
         ({"tools": []}, "'tools' is not read from requests; see to it in the job's sampling"),
         ({"response_format": {"type": "json_object"}}, "'response_format' is not read"),
-        ({"stop": [""]}, "Value error, stop and bad_words must not hold an empty string"),
+        ({"stop": ["a", 1]}, "stop[1]: must be text, got 1"),
+        ({"logit_bias": {"x": 1}}, 'logit_bias: every key must be a token id, from 0 to 2147483647, got the text "x"'),
+        ({"logit_bias": {"01": 1}}, "logit_bias: every key must be a token id"),
+        ({"logit_bias": {"1": "a"}}, 'logit_bias.1: must be a number, got the text "a"'),
+        ({"stop": [""]}, "stop and bad_words must not hold an empty string"),
     ],
 )
 def test_what_a_request_may_not_ask_for_is_its_error(body: dict[str, Any], message: str) -> None:
@@ -114,5 +118,5 @@ def test_what_a_request_may_not_ask_for_is_its_error(body: dict[str, Any], messa
 
 
 def test_a_request_must_go_with_the_jobs_beams() -> None:
-    with pytest.raises(RowFailure, match="bad_parameters: Value error, n goes with sampling, not with beam"):
+    with pytest.raises(RowFailure, match="bad_parameters: n goes with sampling, not with beam"):
         parameters_of({**CHAT, "n": 2}, SamplingParams(beam=BeamParams(width=2)))

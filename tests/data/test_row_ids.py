@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from batchgen.config import InputConfig
@@ -41,6 +43,48 @@ def test_an_id_that_is_missing_or_there_twice_is_refused_when_asked(
     read_all(tmp_path, "*.jsonl", id_column="id")
     with pytest.raises(InputError, match=f"input.id_column: 'id' {reason}"):
         read_all(tmp_path, "*.jsonl", id_column="id", unique_ids=True)
+
+
+@pytest.mark.parametrize(
+    ("lines", "declared", "are_one"),
+    [
+        (['{"a": 1, "b": 2}', '{"b": 2, "a": 1}'], None, True),
+        (['{"a": 1}', '{"a": 1, "b": null}'], None, True),
+        (["[1, 2]", "[2, 1]"], None, False),
+        (["1", "1.0"], None, True),
+        (["9007199254740993", "9007199254740992.0"], None, False),  # Beyond what numbers of both kinds hold: JSON text.
+        (["1", '"1"'], None, False),  # JSON text: 1 and "1".
+        (["1", '"1"'], "string", True),
+        (["1", '"1"'], "int64", True),
+        (["true", "1"], None, False),
+        (['"1"', '"1.0"'], None, False),
+        (['"1"', '"1.0"'], "float64", True),
+        (['"2026-01-01"', '"2026-01-01T00:00:00"'], "timestamp[s]", True),
+    ],
+)
+def test_two_ids_are_one_where_the_column_of_the_output_cannot_tell_them_apart(
+    tmp_path: Path, lines: list[str], declared: str | None, are_one: bool
+) -> None:
+    (tmp_path / "in.jsonl").write_text("".join(f'{{"id": {each}, "prompt": "x"}}\n' for each in lines))
+    options: dict[str, Any] = {"id_column": "id", **({"schema": {"id": declared}} if declared else {})}
+    written = read_all(tmp_path, "in.jsonl", **options).table["id"].to_pylist()
+    assert (written[0] == written[1]) is are_one
+    if are_one:
+        with pytest.raises(InputError, match=r"in row 0 of \S*in.jsonl and again in row 1"):
+            read_all(tmp_path, "in.jsonl", unique_ids=True, **options)
+    else:
+        read_all(tmp_path, "in.jsonl", unique_ids=True, **options)
+
+
+def test_ids_of_a_columnar_file_are_told_apart_in_a_column_of_any_type(tmp_path: Path) -> None:
+    maps = pa.array([[("a", 1)], [("a", 2)]], pa.map_(pa.string(), pa.int64()))
+    for name, ids in {
+        "maps": maps,
+        "words": pa.array(["a", "b"]).dictionary_encode(),
+        "bytes": [b"a", b"\xff"],
+    }.items():
+        pq.write_table(pa.table({"id": ids}), tmp_path / f"{name}.parquet")
+        read_all(tmp_path, f"{name}.parquet", id_column="id", unique_ids=True)
 
 
 def test_ids_of_rows_that_are_not_answered_or_cannot_be_read_do_not_count(tmp_path: Path) -> None:
