@@ -8,7 +8,7 @@ exact, also among equal scores, and without a sort. A pass skips the tiles whose
 from __future__ import annotations
 
 from batchgen_kernels.launch import jit, tl
-from batchgen_kernels.sample_math import drop, key_of, logsumexp, score_of
+from batchgen_kernels.sample_math import drop, is_finite, key_of, load_groups, logsumexp, score_of
 
 
 @jit
@@ -161,11 +161,10 @@ def filter_kernel(
     if TOP_K:
         top_k = tl.load(top_k_ptr + row).to(tl.int32)
         top_k = tl.where((top_k <= 0) | (top_k > vocabulary), vocabulary, top_k)
-    group = tl.arange(0, BLOCK_G)
-    top = tl.max(tl.load(tops_ptr + group, mask=group < num_groups, other=float("-inf")), axis=0)
-    usable = (top > float("-inf")) & (top < float("inf"))
+    top = tl.max(load_groups(tops_ptr, num_groups, BLOCK_G), axis=0)
+    usable = is_finite(top)
     top = tl.div_rn(tl.where(usable, top, 0.0), temperature)
-    sums = tl.load(sums_ptr + group, mask=group < num_groups, other=float("-inf"))
+    sums = load_groups(sums_ptr, num_groups, BLOCK_G)
     mass = tl.sum(tl.exp(tl.where(usable, sums - top, float("-inf"))), axis=0)
     low = key_of(tl.full((), float("-inf"), tl.float32))
     count = vocabulary
@@ -197,7 +196,7 @@ def filter_kernel(
     tl.store(limits_ptr + 2, last)
     if usable & (low > key_of(tl.full((), float("-inf"), tl.float32))):
         for first in range(0, num_groups, GROUPS):
-            group_2 = first + tl.arange(0, GROUPS)
-            token = group_2[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+            group = first + tl.arange(0, GROUPS)
+            token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
             y = drop(_load_y(row_ptr, token, vocabulary, temperature), token, low, tie, last)
-            tl.store(sums_ptr + group_2, logsumexp(y), mask=group_2 < num_groups)
+            tl.store(sums_ptr + group, logsumexp(y), mask=group < num_groups)

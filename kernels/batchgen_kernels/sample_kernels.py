@@ -6,7 +6,7 @@ Legend: V vocabulary, G groups of GROUP tokens, N entries of a list of edits, y 
 from __future__ import annotations
 
 from batchgen_kernels.launch import jit, tl
-from batchgen_kernels.sample_math import drop, gumbel, logsumexp, random_bits
+from batchgen_kernels.sample_math import drop, gumbel, is_finite, load_groups, logsumexp, random_bits, row_logsumexp
 
 
 @jit
@@ -141,11 +141,9 @@ def draw_kernel(
     """Draw one row's token: its best one, or by Gumbel noise first a group, then a token of the group."""
     row = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, BLOCK_G)
-    held = group < num_groups
-    place = row * num_groups + group
-    tops = tl.load(tops_ptr + place, mask=held, other=float("-inf"))
+    tops = load_groups(tops_ptr + row * num_groups, num_groups, BLOCK_G)
     top = tl.max(tops, axis=0)
-    ok = (top > float("-inf")) & (top < float("inf"))
+    ok = is_finite(top)
     best_group = tl.min(tl.where(tops == top, group, num_groups), axis=0)
     token_id = tl.load(best_ptr + row * num_groups + tl.minimum(best_group, num_groups - 1))
     if not GREEDY:
@@ -158,10 +156,10 @@ def draw_kernel(
         if TOP_K:
             drawn = drawn & (tl.load(top_k_ptr + row) != 1)
         if drawn:
-            sums = tl.load(sums_ptr + place, mask=held, other=float("-inf"))
+            sums = load_groups(sums_ptr + row * num_groups, num_groups, BLOCK_G)
             # Draws of groups begin at 2^31.
             scores = sums + gumbel(random_bits(keys_ptr + row * 5, group.to(tl.uint32) + 0x80000000))
-            chosen = tl.argmax(tl.where(held, scores, float("-inf")), axis=0)
+            chosen = tl.argmax(tl.where(group < num_groups, scores, float("-inf")), axis=0)
             token = chosen * GROUP + tl.arange(0, GROUP)
             y = tl.load(edited_ptr + row * edited_stride + token, mask=token < vocabulary, other=float("-inf"))
             y = tl.div_rn(y.to(tl.float32), temperature)
@@ -170,11 +168,7 @@ def draw_kernel(
                 y = drop(y, token, tl.load(limits), tl.load(limits + 1), tl.load(limits + 2))
             token_id = chosen * GROUP + tl.argmax(y + gumbel(random_bits(keys_ptr + row * 5, token)), axis=0)
     token_id = tl.where(ok, token_id, 0)
-    raw_sums = tl.load(raw_sums_ptr + place, mask=held, other=float("-inf"))
-    anchor = tl.max(raw_sums, axis=0)
-    anchor = tl.where(ok, anchor, 0.0)
-    raw_sums = tl.where(ok, raw_sums, 0.0)
-    logsum = tl.log(tl.sum(tl.exp(raw_sums - anchor), axis=0)) + anchor
+    logsum = row_logsumexp(raw_sums_ptr + row * num_groups, num_groups, BLOCK_G)
     logprob = tl.load(logits_ptr + row * logits_stride + token_id).to(tl.float32) - logsum
     tl.store(token_ids_ptr + row, token_id.to(tl.int64))
     tl.store(logprobs_ptr + row, tl.where(ok, logprob, 0.0))

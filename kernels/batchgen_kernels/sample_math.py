@@ -15,10 +15,22 @@ def logsumexp(x: tl.tensor) -> tl.tensor:
 
 
 @jit
+def load_groups(row_ptr: tl.tensor, num_groups: tl.tensor, BLOCK_G: tl.constexpr) -> tl.tensor:
+    """Load what a row has of each group: its sum, or its best score; -inf past the last group."""
+    group = tl.arange(0, BLOCK_G)
+    return tl.load(row_ptr + group, mask=group < num_groups, other=float("-inf"))
+
+
+@jit
+def is_finite(top: tl.tensor) -> tl.tensor:
+    """Whether a row can be drawn from, by its best score: -inf where all is masked, +inf where one is not finite."""
+    return (top > float("-inf")) & (top < float("inf"))
+
+
+@jit
 def row_logsumexp(sums_ptr: tl.tensor, num_groups: tl.tensor, BLOCK_G: tl.constexpr) -> tl.tensor:
     """Log-sum-exp of a row from those of its groups; 0 where no group's is finite."""
-    group = tl.arange(0, BLOCK_G)
-    sums = tl.load(sums_ptr + group, mask=group < num_groups, other=float("-inf"))
+    sums = load_groups(sums_ptr, num_groups, BLOCK_G)
     anchor = tl.max(sums, axis=0)
     anchor = tl.where(anchor == float("-inf"), 0.0, anchor)
     total = tl.sum(tl.exp(sums - anchor), axis=0)

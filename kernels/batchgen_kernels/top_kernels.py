@@ -6,7 +6,7 @@ Legend: R rows, V vocabulary, G groups of GROUP neighbouring tokens, K tokens ke
 from __future__ import annotations
 
 from batchgen_kernels.launch import jit, tl
-from batchgen_kernels.sample_math import row_logsumexp
+from batchgen_kernels.sample_math import is_finite, load_groups, row_logsumexp
 
 
 @jit
@@ -52,12 +52,9 @@ def top_kernel(
     """Take a row's `count` best tokens one by one: the best of the groups' best, which its group then replaces."""
     row = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, BLOCK_G)
-    held = group < num_groups
-    place = row * num_groups + group
-    tops = tl.load(tops_ptr + place, mask=held, other=float("-inf"))
-    best = tl.load(best_ptr + place, mask=held, other=vocabulary)
-    top = tl.max(tops, axis=0)
-    ok = (top > float("-inf")) & (top < float("inf"))
+    tops = load_groups(tops_ptr + row * num_groups, num_groups, BLOCK_G)
+    best = tl.load(best_ptr + row * num_groups + group, mask=group < num_groups, other=vocabulary)
+    ok = is_finite(tl.max(tops, axis=0))
     logsum = row_logsumexp(raw_sums_ptr + row * num_groups, num_groups, BLOCK_G)
     for index in range(count):
         top = tl.max(tops, axis=0)
