@@ -136,7 +136,7 @@ def killed_at_random(root: Path, server: CrashServer, killed: Killed, num_kills:
         job = make_job(root, num_rows=60, output={"path": path, "shard_rows": 7})
         return Run.of(job, step_seconds=0.003 if has_child else 0.001, has_child=has_child)
 
-    kill_at_random(server, run_of, killed, num_kills, longest=3.0 if has_child else 0.1)
+    kill_at_random(server, run_of, killed, num_kills)
 
 
 @pytest.mark.case(56)

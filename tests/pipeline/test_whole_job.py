@@ -98,7 +98,7 @@ def test_kills_at_random_moments_lose_nothing(home: Path, tmp_path: Path, killed
         return Run.of(job, is_real=True)
 
     with CrashServer(tmp_path / "stderr", is_real=True) as server:
-        kill_at_random(server, run_of, killed, num_kills=25, longest=4.0)
+        kill_at_random(server, run_of, killed, num_kills=25)
 
 
 def signalled(job: Path, num_steps: int, *options: str) -> subprocess.CompletedProcess[str]:
