@@ -27,7 +27,7 @@ from batchgen.cli_arguments import (
 from batchgen.collection import collection_paused, exempt_from_collection
 from batchgen.ending import ends_at_once
 from batchgen.errors import BatchgenError, ExitCode
-from batchgen.signals import interruptible
+from batchgen.signals import ASK_AGAIN, end_at_signals, interruptible
 
 app = typer.Typer(
     name="batchgen",
@@ -73,7 +73,8 @@ def init(
     as_json: AsJson = False,
 ) -> None:
     """Write a commented job file for some data: its columns are read, the rest is to be edited."""
-    _load("commands.init").init(inputs, model=model, job=job, as_json=as_json)
+    with interruptible(ASK_AGAIN):
+        _load("commands.init").init(inputs, model=model, job=job, as_json=as_json)
 
 
 @app.command()
@@ -109,8 +110,8 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Say what a job will take: rows, prompt lengths, shared prefixes, memory, time; and what to change."""
-    config = _load("config").load_job(job, overrides or [])
-    with interruptible():
+    with interruptible(ASK_AGAIN):
+        config = _load("config").load_job(job, overrides or [])
         _load("commands.plan").plan(config, measure=measure, again=again, as_json=as_json)
 
 
@@ -120,7 +121,8 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show how far an output is: rows done, errors by code, rate, and who works on it."""
-    _load("commands.status").status(output, as_json=as_json)
+    with interruptible(ASK_AGAIN):
+        _load("commands.status").status(output, as_json=as_json)
 
 
 @app.command()
@@ -134,7 +136,8 @@ def watch(
     as_json: Annotated[bool, json_option("Print a line of JSON at each look.")] = False,
 ) -> None:
     """Watch a run in the terminal, also one on another machine: everything is read from the output's files."""
-    _load("commands.watch").watch(output, interval=interval, once=once, as_json=as_json, prometheus=prometheus)
+    with interruptible(ASK_AGAIN):
+        _load("commands.watch").watch(output, interval=interval, once=once, as_json=as_json, prometheus=prometheus)
 
 
 @app.command()
@@ -146,7 +149,8 @@ def report(
     as_json: Annotated[bool, json_option("Print the figures as JSON; write no page.")] = False,
 ) -> None:
     """Write one HTML page about an output: charts over time, lengths, errors with examples, rows to read."""
-    _load("commands.report").report(output, to=to, as_json=as_json)
+    with interruptible(ASK_AGAIN):
+        _load("commands.report").report(output, to=to, as_json=as_json)
 
 
 @app.command()
@@ -172,9 +176,10 @@ def inspect(
     """Look at committed rows: the first ones, at random, by id, by status or by an expression."""
     if status not in (None, "ok", "error"):
         raise typer.BadParameter(f'must be ok or error, got "{status}"', param_hint="--status")
-    module = _load("commands.inspect")
-    choice = module.Choice(count, ids or [], status, where, seed if at_random else None)
-    module.inspect(output, choice, as_json=as_json)
+    with interruptible(ASK_AGAIN):
+        module = _load("commands.inspect")
+        choice = module.Choice(count, ids or [], status, where, seed if at_random else None)
+        module.inspect(output, choice, as_json=as_json)
 
 
 class ConvertForm(StrEnum):
@@ -206,7 +211,8 @@ def convert(
         raise typer.BadParameter("stdout holds the lines already; leave it out, or name a file", param_hint="--json")
     if errors is not None and (to is not ConvertForm.OPENAI_BATCH or str(file) == "-"):
         raise typer.BadParameter("goes with --to openai-batch and a file", param_hint="--errors")
-    _load("commands.convert").convert(output, file, to.value, errors=errors, overwrite=overwrite, as_json=as_json)
+    with interruptible(ASK_AGAIN):
+        _load("commands.convert").convert(output, file, to.value, errors=errors, overwrite=overwrite, as_json=as_json)
 
 
 @app.command()
@@ -280,7 +286,8 @@ def validate(
     as_json: AsJson = False,
 ) -> None:
     """Check job files. All problems are shown at once; neither data nor a model is loaded."""
-    _load("commands.validate").validate(jobs, overrides or [], as_json=as_json)
+    with interruptible(ASK_AGAIN):
+        _load("commands.validate").validate(jobs, overrides or [], as_json=as_json)
 
 
 @app.command()
@@ -291,8 +298,8 @@ def preview(
     as_json: AsJson = False,
 ) -> None:
     """Print the first prompts with their control tokens and token counts. No weights are loaded."""
-    config = _load("config").load_job(job, overrides or [])
-    with interruptible():
+    with interruptible(ASK_AGAIN):
+        config = _load("config").load_job(job, overrides or [])
         _load("commands.preview").preview(config, num_rows=num_rows, as_json=as_json)
 
 
@@ -335,6 +342,7 @@ def main() -> None:
 
 def program() -> None:
     """`main` for a process that does nothing else."""
+    end_at_signals()
     with ends_at_once():
         main()
 

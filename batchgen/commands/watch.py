@@ -70,10 +70,9 @@ def state(live: Live) -> str:
     if live.status.problems:
         return f"damaged: {live.status.problems[0]}"
     if live.is_at_work:
-        host = live.status.holder.host if live.status.holder else live.run.run.get("host", "") if live.run else ""
         silent = live.silent_seconds
         late = f", silent for {duration(round(silent))}" if silent is not None and silent >= 10 else ""
-        return f"at work on {host}{late}" if host else f"at work{late}"
+        return f"at work on {live.host}{late}" if live.host else f"at work{late}"
     return "done" if live.status.is_done else "not at work; run the job again to go on"
 
 

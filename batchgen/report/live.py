@@ -26,7 +26,7 @@ class Live:
 
     status: Status
     run: RunMetrics | None
-    """The latest run that noted anything."""
+    """The run that holds the lock, if it has noted anything; else the latest that has."""
     snapshot: ProgressSnapshot | None
     """What it noted last."""
     tokens_per_second: float | None
@@ -51,6 +51,13 @@ class Live:
         return self.silent_seconds < SILENT_SECONDS + SILENT_SHARE * float(self.run.points[-1]["seconds"])
 
     @property
+    def host(self) -> str:
+        """Where the latest run is, or was, at work; empty where nobody has said."""
+        if self.status.holder is not None:
+            return self.status.holder.host
+        return "" if self.run is None else str(self.run.run.get("host", ""))
+
+    @property
     def num_done(self) -> int:
         """Rows that are finished, committed or not."""
         noted = self.snapshot.num_done if self.snapshot is not None and self.is_at_work else 0
@@ -61,7 +68,7 @@ class Live:
         return {
             "status": self.status.to_json(),
             "at_work": self.is_at_work,
-            "host": "" if self.run is None else self.run.run.get("host", ""),
+            "host": self.host,
             "silent_seconds": self.silent_seconds,
             "rows_done": self.num_done,
             "tokens_per_second": self.tokens_per_second,
@@ -73,8 +80,8 @@ class Live:
 
 def look(stored: StoredOutput, clock: float | None = None) -> Live:
     """Read what is there now; takes no lock. `clock` is the time in seconds since 1970."""
-    runs = [run for run in read_metrics(stored.files, stored.paths.metrics) if run.points]
-    run = runs[-1] if runs else None
+    found = status(stored)
+    run = _latest(stored, found)
     snapshot: ProgressSnapshot | None = None
     moment = 0.0
     pace = Pace(lambda: moment)
@@ -83,7 +90,7 @@ def look(stored: StoredOutput, clock: float | None = None) -> Live:
         pace.update(snapshot)
     speed = None if snapshot is None else pace.tokens_per_second(snapshot)
     return Live(
-        status=status(stored),
+        status=found,
         run=run,
         snapshot=snapshot,
         tokens_per_second=speed,
@@ -91,6 +98,15 @@ def look(stored: StoredOutput, clock: float | None = None) -> Live:
         seconds_left=None if snapshot is None else pace.seconds_left(snapshot),
         now=time.time() if clock is None else clock,
     )
+
+
+def _latest(stored: StoredOutput, found: Status) -> RunMetrics | None:
+    """What the run at work has noted, or else the latest one that noted anything."""
+    runs = [run for run in read_metrics(stored.files, stored.paths.metrics) if run.points]
+    if found.holder is not None:
+        # Where it has noted nothing yet, or the clock was put back, the last in order is another one.
+        runs = [run for run in runs if run.attempt == found.holder.attempt]
+    return runs[-1] if runs else None
 
 
 def _snapshot(point: Mapping[str, Any]) -> ProgressSnapshot:

@@ -214,6 +214,39 @@ def test_a_signal_before_the_run_watches_for_it_ends_with_75(
         signal.signal(each, handler)
 
 
+@pytest.mark.parametrize("command", ["convert", "inspect", "report", "status"])
+def test_a_signal_to_a_command_that_only_looks_ends_with_75(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    def load(module: str) -> NoReturn:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("the signal has no effect")
+
+    handler = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(cli, "import_module", load)
+    more = ["file", "--to", "jsonl"] if command == "convert" else []
+    assert main(monkeypatch, command, "out", *more) == ExitCode.INTERRUPTED
+    assert capsys.readouterr().err == "batchgen: interrupted; nothing was changed; run it again\n"
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_signal_where_nothing_is_at_work_says_nothing_and_ends_with_75(number: signal.Signals, moment: str) -> None:
+    """When the last word is said, the interpreter still calls what is registered for its end."""
+    when = "atexit.register(send)" if moment == "after" else "cli.get_command = lambda app: send()"
+    script = (
+        "import atexit, os, sys\n"
+        "from batchgen import cli\n"
+        f"send = lambda: os.kill(os.getpid(), {int(number)})\n"
+        f"{when}\n"
+        "sys.argv = ['batchgen', '--version']\n"
+        "cli.program()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (ExitCode.INTERRUPTED, "")
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_there_is_completion_for_each_shell(shell: str) -> None:
     command = [sys.executable, "-m", "batchgen.cli"]

@@ -79,6 +79,24 @@ def test_a_finished_output_is_done_and_a_holder_is_at_work(tmp_path: Path) -> No
     ledger.close()
 
 
+def test_a_run_that_has_noted_nothing_yet_is_not_shown_with_the_figures_of_an_earlier_one(tmp_path: Path) -> None:
+    job = interrupted_job(tmp_path)
+    ledger = Ledger.acquire(FILES, job.output_dir)
+    live = seen(job, 5000.0)
+    assert (live.tokens_per_second, live.seconds_left, live.silent_seconds, live.num_done) == (None, None, None, 4)
+    assert line(live) == f"4/10 rows, at work on {live.host}"
+    # Its clock is years behind: it is the last one all the same.
+    log = MetricsLog(FILES, ledger.paths.metrics, ledger.attempt)
+    for second in range(2):
+        log.add(
+            "point", {"at": 4999.0, "seconds": second, "num_rows": 10, "num_done": 5, "completion_tokens": 7 * second}
+        )
+    log.close()
+    live = seen(job, 5000.0)
+    assert (live.tokens_per_second, live.num_done, live.silent_seconds) == (7.0, 5, 1.0)
+    ledger.close()
+
+
 def test_the_panel_shows_rows_errors_speed_and_cache(tmp_path: Path) -> None:
     console = command.Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(panel(seen(interrupted_job(tmp_path), 1003.0)))
