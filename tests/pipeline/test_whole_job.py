@@ -41,8 +41,6 @@ def write_job(home: Path, output: str, **run_keys: Any) -> Path:
     """A job file whose prompts are rendered in the feeder's child, and whose rows take many steps."""
     job = {
         "version": 1,
-        # A resumed run has other neighbours in its batches. In float32 the engine's log-probabilities still follow
-        # them in their last bits (with other engine.max_sequences too, without any crash); in bfloat16 they do not.
         "model": {"path": "model", "dtype": "bfloat16"},
         "input": {"path": "in.jsonl"},
         "prompt": {"template": "Write about {{ topic }}."},
