@@ -94,7 +94,7 @@ def _key(text: str) -> RowKey:
 
 def table_of(found: list[Row], stored: StoredOutput) -> Table:
     """One line a row: where it came from, how it ended, source columns and texts, shortened."""
-    names = _source_names(found, stored)
+    names = stored.layout.readable(found[0] if found else stored.schema.names)
     table = Table(show_edge=False, pad_edge=False, expand=True)
     table.add_column("row", no_wrap=True, style="cyan")
     table.add_column("status", no_wrap=True)
@@ -106,7 +106,7 @@ def table_of(found: list[Row], stored: StoredOutput) -> Table:
         is_ok = record["status"] == "ok"
         status = Text("ok" if is_ok else str(record["error_code"]), style="green" if is_ok else "red")
         values = [Text(shorten(_plain(row[name]), VALUE_WIDTH)) for name in names[:MAX_COLUMNS]]
-        texts = [shorten(text, TEXT_WIDTH) for text in _texts(row, stored)]
+        texts = [shorten(text, TEXT_WIDTH) for text in stored.layout.texts(row)]
         if not is_ok:
             texts.append(shorten(record["error_message"], TEXT_WIDTH))
         table.add_row(_name(record), status, *values, Text("\n".join(texts)))
@@ -121,12 +121,12 @@ def row_text(row: Row, stored: StoredOutput) -> Iterator[str]:
     """A whole row, nothing shortened; control characters are escaped, lines stay lines."""
     record = row[stored.layout.struct_name]
     yield f"{_name(record)} {record['status']}"
-    for name in _source_names([row], stored):
+    for name in stored.layout.readable(row):
         yield from _lines(f"  {printable(name)}: ", _plain(row[name]))
     for name, value in record.items():
         if value is not None and name not in ("source", "row", "sample", "status"):
             yield from _lines(f"  {stored.layout.struct_name}.{name}: ", _plain(value))
-    for text in _texts(row, stored):
+    for text in stored.layout.texts(row):
         yield from _lines("  > ", text)
     yield ""
 
@@ -139,18 +139,6 @@ def _lines(head: str, text: str) -> Iterator[str]:
 def _name(record: dict[str, Any]) -> str:
     sample = "" if record["sample"] is None else f" sample {record['sample']}"
     return f"{record['source']}:{record['row']}{sample}"
-
-
-def _source_names(found: list[Row], stored: StoredOutput) -> list[str]:
-    own = {stored.layout.prefix + name for name in ("token_ids", "logprobs", "prompt_logprobs")}
-    own |= {stored.layout.struct_name, stored.layout.completion_name}
-    return [name for name in (found[0] if found else stored.schema.names) if name not in own]
-
-
-def _texts(row: Row, stored: StoredOutput) -> list[str]:
-    value = row[stored.layout.completion_name]
-    listed = [value] if stored.layout.exploded else value or []
-    return [text for text in listed if text is not None]
 
 
 def _plain(value: Any) -> str:

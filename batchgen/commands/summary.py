@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from batchgen.config import OutputConfig
+from batchgen.data.schema import OutputLayout
 from batchgen.pipeline.report import JobReport
 from batchgen.sampling_params import SamplingParams
 from batchgen.units import duration, plural
@@ -73,27 +74,21 @@ def row_lines(report: JobReport, output: OutputConfig) -> Iterator[str]:
     """The first rows of the first file, source values and completions shortened to what a terminal holds."""
     if not report.data_files:
         return
-    prefix = output.prefix or ""
     with pq.ParquetFile(report.data_files[0]) as file:
         batch = next(file.iter_batches(batch_size=NUM_ROWS_SHOWN), None)
+        layout = OutputLayout(file.schema_arrow, output.samples, prefix=output.prefix or "")
     for row in batch.to_pylist() if batch is not None else ():
         yield ""
-        yield from _row(row, prefix)
+        yield from _row(row, layout)
 
 
-def _row(row: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    own = {
-        prefix + name for name in ("completions", "completion", "batchgen", "token_ids", "logprobs", "prompt_logprobs")
-    }
-    source = [f"{name}: {shorten(value, VALUE_WIDTH)}" for name, value in row.items() if name not in own]
-    yield " | ".join(source)
-    record = row[f"{prefix}batchgen"]
+def _row(row: Mapping[str, Any], layout: OutputLayout) -> Iterator[str]:
+    yield " | ".join(f"{name}: {shorten(row[name], VALUE_WIDTH)}" for name in layout.readable(row))
+    record = row[layout.struct_name]
     if record["status"] == "error":
         yield f"  error {record['error_code']}: {shorten(record['error_message'], TEXT_WIDTH)}"
-    texts = row.get(f"{prefix}completions", [row.get(f"{prefix}completion")])
-    for text in texts or ():
-        if text is not None:
-            yield f"  > {shorten(text, TEXT_WIDTH)}"
+    for text in layout.texts(row):
+        yield f"  > {shorten(text, TEXT_WIDTH)}"
 
 
 def shorten(value: object, width: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
@@ -56,6 +57,17 @@ class OutputLayout(NamedTuple):
     @property
     def struct_name(self) -> str:
         return self.prefix + "batchgen"
+
+    def texts(self, row: Mapping[str, Any]) -> list[str]:
+        """The texts of a row of the output; a sample that failed has none."""
+        value = row[self.completion_name]
+        listed = [value] if self.exploded else value or []
+        return [text for text in listed if text is not None]
+
+    def readable(self, names: Iterable[str]) -> list[str]:
+        """Those columns of the output that people read beside its texts: no record, no ids, no log-probabilities."""
+        bulky = {self.prefix + name for name in ("token_ids", "logprobs", "prompt_logprobs")}
+        return [name for name in names if name not in bulky | {self.struct_name, self.completion_name}]
 
 
 def output_layout(source_schema: pa.Schema, output: OutputConfig, sampling: SamplingParams) -> OutputLayout:

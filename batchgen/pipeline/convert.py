@@ -75,7 +75,7 @@ def _chat(stored: StoredOutput) -> Iterator[Line]:
     messages_of = _Messages(stored)
     tools = stored.job.prompt.tools
     for row, source in _with_inputs(stored, messages_of.columns):
-        texts = _texts(row, stored)
+        texts = stored.layout.texts(row)
         if row[stored.layout.struct_name]["status"] != "ok" or not texts:
             continue
         messages, begun = messages_of(source.values)
@@ -126,9 +126,3 @@ def _with_inputs(stored: StoredOutput, columns: frozenset[str]) -> Iterator[tupl
 def _openai_batch(stored: StoredOutput) -> Iterator[Line]:
     for line in answer_lines(stored):
         yield Line(line, is_error=line["error"] is not None)
-
-
-def _texts(row: Row, stored: StoredOutput) -> list[str]:
-    value = row[stored.layout.completion_name]
-    listed = [value] if stored.layout.exploded else value or []
-    return [text for text in listed if text is not None]

@@ -214,24 +214,17 @@ def _quantiles(lengths: Lengths) -> str:
 def _sample_row(row: Row, stored: StoredOutput) -> SampleRow:
     layout = stored.layout
     record = row[layout.struct_name]
-    texts = row[layout.completion_name]
-    listed = [texts] if layout.exploded else texts or []
-    own = {layout.struct_name, layout.completion_name, *(layout.prefix + name for name in _BULKY)}
-    values = [(name, _shown(value, 300)) for name, value in row.items() if name not in own]
     error = f"{record['error_code']}: {record['error_message']}" if record["status"] == "error" else ""
     tokens = record["completion_tokens"]
     counted = tokens if layout.exploded else sum(count or 0 for count in tokens or [])
     return SampleRow(
         key=f"{record['source']}:{record['row']}",
         status=record["status"],
-        values=values,
-        texts=[_shown(text, MAX_TEXT) for text in listed if text is not None],
+        values=[(name, _shown(row[name], 300)) for name in layout.readable(row)],
+        texts=[_shown(text, MAX_TEXT) for text in layout.texts(row)],
         error=error,
         note=f"{record['prompt_tokens'] or 0:,} tokens in, {counted or 0:,} out",
     )
-
-
-_BULKY = ("token_ids", "logprobs", "prompt_logprobs")
 
 
 def _run_line(run: RunMetrics) -> RunLine:

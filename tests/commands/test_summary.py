@@ -98,6 +98,15 @@ def test_exploded_rows_and_a_prefix_are_understood(tmp_path: Path) -> None:
     assert shown == ["", "completion: an older one", "  > text"]
 
 
+def test_a_source_column_with_the_name_of_the_other_layout_is_a_source_column(tmp_path: Path) -> None:
+    write_rows(
+        tmp_path / "out/data/part-00000.parquet",
+        [{"completions": ["an older one"], "completion": "text", "batchgen": OK}],
+    )
+    shown = list(row_lines(report(tmp_path), OutputConfig(path="out", samples="explode")))
+    assert shown == ["", "completions: ['an older one']", "  > text"]
+
+
 def test_an_output_without_files_shows_no_rows(tmp_path: Path) -> None:
     assert list(row_lines(report(tmp_path, data_files=()), OutputConfig(path="out"))) == []
 
