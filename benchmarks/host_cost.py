@@ -16,6 +16,7 @@ import torch
 from batchgen.engine.batch import Draw
 from batchgen.engine.block_pool import BlockPool
 from batchgen.engine.device import PROCESSOR
+from batchgen.engine.ops import select_ops
 from batchgen.engine.prefix_cache import PrefixCache
 from batchgen.engine.sample_columns import SamplingColumns
 from batchgen.engine.scheduler import Scheduler
@@ -46,7 +47,7 @@ def measure(num_sequences: int) -> Cost:
         group = SequenceGroup(row, prompt, params, 0, row, 1, max_tokens=NUM_STEPS + 64, num_unfinished=1)
         group.sequences.append(group.new_sequence(0))
         scheduler.add(group)
-    tables, columns = BlockTables(PROCESSOR), SamplingColumns(PROCESSOR)
+    tables, columns = BlockTables(PROCESSOR), SamplingColumns(select_ops(PROCESSOR.where), PROCESSOR)
     times: list[Cost] = []
     while len(times) < NUM_STEPS:
         started = time.perf_counter()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -26,8 +28,8 @@ class ScheduledChunk(NamedTuple):
 class LogitsLayout(NamedTuple):
     """Which tokens of the flattened step have their logits computed, and in which row."""
 
-    tokens: list[int]
-    """Index in the flattened step, one per logits row."""
+    tokens: array[int]
+    """Index in the flattened step, one per logits row; int32."""
     last_row: list[int]
     """By chunk: the row of its last token; -1 where nothing is drawn from it."""
     scored_row: dict[int, int]
@@ -38,12 +40,13 @@ class LogitsLayout(NamedTuple):
 class Batch:
     """Copies run first, then all chunks in one forward pass, then one draw per entry of `samples` and `beams`.
 
-    The chunks are columns: `sequences`, `starts` and `counts`; an object for each was a fifth of what a step took here.
+    The chunks are columns: `sequences`, `starts` and `counts` (int32, as kernels read them); an object for each was a
+    fifth of what a step took here.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
+    starts: array[int] = field(default_factory=lambda: array("i"))
+    counts: array[int] = field(default_factory=lambda: array("i"))
     copies: list[BlockCopy] = field(default_factory=list)
     samples: list[tuple[int, Sequence]] = field(default_factory=list)
     """(index of the chunk whose last token's logits are used, sequence that gets the drawn token)."""
@@ -80,10 +83,10 @@ class Batch:
         num_chunks = len(self.sequences)
         if not self.scored and [index for index, _ in self.samples] == list(range(num_chunks)):
             # The common case: something is drawn after every chunk.
-            return LogitsLayout([end - 1 for end in accumulate(self.counts)], list(range(num_chunks)), {})
+            return LogitsLayout(_before(accumulate(self.counts)), list(range(num_chunks)), {})
         ends = list(accumulate(self.counts))
         sampled = sorted({index for index, _ in (*self.samples, *self.beams)})
-        tokens = [ends[index] - 1 for index in sampled]
+        tokens = _before(ends[index] for index in sampled)
         last_row = [-1] * num_chunks
         for row, index in enumerate(sampled):
             last_row[index] = row
@@ -92,6 +95,10 @@ class Batch:
             scored_row[index] = len(tokens)
             tokens.extend(range(ends[index] - self.counts[index], ends[index]))
         return LogitsLayout(tokens, last_row, scored_row)
+
+
+def _before(ends: Iterable[int]) -> array[int]:
+    return array("i", [end - 1 for end in ends])
 
 
 class Draw(NamedTuple):

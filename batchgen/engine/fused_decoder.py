@@ -6,6 +6,7 @@ key/value heads, D head size, P positions, R features that are rotated, W tokens
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from batchgen.engine.attention import LayerAttention
 from batchgen.engine.fused import FusedAttention, FusedGatedMLP, FusedRMSNorm, swap
 from batchgen.engine.linear import PackedLinear
 from batchgen.engine.ops import REFERENCE
-from batchgen.engine.step_inputs import StepInputs, StepTokens
+from batchgen.engine.step_inputs import StepInputs
 
 _LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
 """Decoder layers that are norm, attention, sum, norm, MLP, sum, and nothing else."""
@@ -87,9 +88,9 @@ class FusedCausalLM:
         norm = cpu.Norm(backbone.norm.weight, backbone.norm.eps)
         self._model = cpu.DecoderModel(embedding_VE, [layer.decoder for layer in self.layers], norm, head, angles_of)
 
-    def __call__(self, tokens: StepTokens, step: StepInputs) -> torch.Tensor:
+    def __call__(self, chunks: cpu.TokenChunks, block_tables_SB: torch.Tensor) -> torch.Tensor:
         """The logits [W, V] of the tokens that are wanted, until the next call."""
-        return self._model(tokens.input_ids_T, tokens.positions_T, tokens.wanted_R, step.decoder_step())
+        return self._model(chunks, block_tables_SB)
 
 
 def fuse_decoder_layers(model: nn.Module, attention_modules: list[nn.Module]) -> int:
@@ -176,7 +177,8 @@ def _equal_logits(model: Any, fused: FusedCausalLM) -> bool:
     ids, wanted = torch.arange(_PROBE_TOKENS), torch.arange(1, _PROBE_TOKENS)
     inputs = {"input_ids": ids.unsqueeze(0), "position_ids": ids.unsqueeze(0)}
     expected = model(**inputs, use_cache=False, logits_to_keep=wanted).logits[0]
-    return torch.equal(fused(StepTokens(ids, ids, wanted), state.step), expected)
+    columns = (array("i", column) for column in (ids.tolist(), [0], [len(ids)], wanted.tolist()))
+    return torch.equal(fused(cpu.TokenChunks(*columns), state.step.block_tables_SB), expected)
 
 
 def _probe_state(attention: Any) -> LayerAttention:

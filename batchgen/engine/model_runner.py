@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from batchgen_kernels import cpu
 from batchgen_kernels.attention_plan import tile_shape
 
 from batchgen.engine.attention import LayerAttention
@@ -18,7 +19,15 @@ from batchgen.engine.fused_decoder import FusedCausalLM
 from batchgen.engine.kv_cache import KVCache
 from batchgen.engine.model_loader import LoadedModel
 from batchgen.engine.ops import Ops
-from batchgen.engine.step_inputs import BlockTables, HostInputs, StepInputs, StepTokens, host_inputs
+from batchgen.engine.step_inputs import (
+    BlockTables,
+    HostInputs,
+    StepInputs,
+    StepTokens,
+    host_inputs,
+    tables_of,
+    token_ids_of,
+)
 
 
 class ModelRunner:
@@ -65,7 +74,6 @@ class ModelRunner:
         self.tables = BlockTables(device, *room)
         self.decodes = DecodeSteps(device, self.tables, self._forward)
 
-    @torch.inference_mode()
     def execute(self, batch: Batch, drawn_R: torch.Tensor | None = None) -> torch.Tensor:
         """Compute the batch; returns logits [R, V], the rows of `batch.logits_layout()`, valid until the next step.
 
@@ -73,6 +81,17 @@ class ModelRunner:
         """
         if batch.copies:
             self.ops.copy_blocks(self._copied, *self.device.upload(np.array(batch.copies, np.int64)))
+        return self._run_modules(batch, drawn_R) if self._fused is None else self._run_fused(self._fused, batch)
+
+    def _run_fused(self, model: FusedCausalLM, batch: Batch) -> torch.Tensor:
+        token_ids, unseen = token_ids_of(batch)
+        assert not unseen, "a processor has run the step before"
+        self.tables.update(tables_of(batch))
+        chunks = cpu.TokenChunks(token_ids, batch.starts, batch.counts, batch.logits_layout().tokens)
+        return model(chunks, self.tables.on_device)
+
+    @torch.inference_mode()
+    def _run_modules(self, batch: Batch, drawn_R: torch.Tensor | None) -> torch.Tensor:
         inputs = host_inputs(batch, self.tables, self.cache.block_size)
         size = self.decodes.size_for(inputs)
         logits_RV = None if size is None else self._run_recorded(inputs, size, drawn_R)
@@ -106,8 +125,6 @@ class ModelRunner:
             input_ids_T.index_copy_(0, tokens_F, drawn_R.index_select(0, draws_F))
 
     def _forward(self, tokens: StepTokens, step: StepInputs) -> torch.Tensor:
-        if self._fused is not None:
-            return self._fused(tokens, step)
         for layer in self.layers:
             layer.step = step
         logits_1RV: torch.Tensor = self.model(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 from batchgen_kernels import copy_blocks, cpu, paged_attention, sample, store_kv, top_tokens
-from batchgen_kernels.sample import SampleResult
+from batchgen_kernels.sample import SampleParams, SampleResult
 from batchgen_kernels.top_tokens import TokenRanks, TopTokens
 
 
@@ -17,7 +17,8 @@ class Ops(NamedTuple):
     store_kv: Callable[..., None]
     copy_blocks: Callable[..., None]
     paged_attention: Callable[..., torch.Tensor]
-    sample: Callable[..., SampleResult]
+    sample_steps: Callable[[SampleParams, torch.Tensor], Callable[[torch.Tensor], SampleResult]]
+    """`SampleSteps`: of parameters and keys it makes what draws step after step."""
     top_tokens: Callable[..., TopTokens]
     token_ranks: Callable[..., TokenRanks]
     takes_plan: bool = False
@@ -28,7 +29,7 @@ REFERENCE = Ops(
     store_kv.store_kv,
     copy_blocks.copy_blocks,
     paged_attention.paged_attention,
-    sample.sample,
+    sample.SampleSteps,
     top_tokens.top_tokens,
     top_tokens.token_ranks,
 )
@@ -39,5 +40,5 @@ def select_ops(device: torch.device) -> Ops:
     if device.type != "cpu":
         return REFERENCE._replace(takes_plan=True)
     if cpu.is_available():
-        return Ops(cpu.store_kv, cpu.copy_blocks, cpu.paged_attention, cpu.sample, cpu.top_tokens, cpu.token_ranks)
+        return Ops(cpu.store_kv, cpu.copy_blocks, cpu.paged_attention, cpu.SampleSteps, cpu.top_tokens, cpu.token_ranks)
     return REFERENCE

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from batchgen_kernels.philox import POSITION
-from batchgen_kernels.sample import SampleParams, TokenBias, TokenCounts
+from batchgen_kernels.sample import SampleParams, SampleResult, TokenBias, TokenCounts
 from numpy.typing import NDArray
 
 from batchgen.engine.device import Device
+from batchgen.engine.ops import Ops
 from batchgen.engine.sequence import Sequence
 from batchgen.sampling_params import SamplingParams
 
@@ -52,35 +52,44 @@ def keys_of(sequences: list[Sequence], device: Device) -> torch.Tensor:
     return device.upload(np.array(keys, dtype=np.int64))[0]
 
 
+class StepDraws(NamedTuple):
+    """How the next token of each sequence is drawn."""
+
+    sample: Callable[[torch.Tensor], SampleResult]
+    """Of the step's logits [R, V]; called once a step."""
+    tops: list[int | None]
+    """Per draw: how many other tokens are wanted with it; None: no log-probabilities."""
+
+
 class SamplingColumns:
     """The columns of one step after the other, kept on the device.
 
-    Where the sequences of the step before draw again, and nothing edits their logits, nothing is sent: only the
-    positions in the keys change.
+    Where the sequences of the step before draw again, and nothing edits their logits, nothing is made or sent.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, ops: Ops, device: Device) -> None:
+        self._ops = ops
         self._device = device
         self._sequences: list[Sequence] = []
-        self._params = SampleParams()
-        self._keys_R5 = torch.empty(0, 5, dtype=torch.int64)
-        self._first_position = 0
-        self._is_constant = False
+        self._draws: StepDraws | None = None
+        """Of the step before, where the next one may go on with them."""
+        self._next_position = 0
 
-    def of(self, sequences: list[Sequence]) -> tuple[SampleParams, torch.Tensor]:
-        """Everything that decides the draws beside the logits, and the keys [R, 5]."""
+    def of(self, sequences: list[Sequence]) -> StepDraws:
+        """The draws of the next token of each sequence."""
         position = sequences[0].num_generated
+        draws = self._draws
         # A step that failed is forgotten as a whole: the first sequence tells whether all got on. Where a grammar binds
         # one, it may have got on by more than the token drawn.
-        if self._is_constant and position == self._first_position + 1 and sequences == self._sequences:
-            self._keys_R5[:, POSITION] += 1
-        else:
-            self._params = sample_params(sequences, self._device)
-            self._keys_R5 = keys_of(sequences, self._device)
-            self._sequences = sequences
-            self._is_constant = _is_constant(self._params) and all(s.constraint is None for s in sequences)
-        self._first_position = position
-        return self._params, self._keys_R5
+        if draws is None or position != self._next_position or sequences != self._sequences:
+            params = sample_params(sequences, self._device)
+            keys_R5 = keys_of(sequences, self._device)
+            tops = [sequence.group.params.logprobs for sequence in sequences]
+            draws = StepDraws(self._ops.sample_steps(params, keys_R5), tops)
+            is_constant = _is_constant(params) and all(sequence.constraint is None for sequence in sequences)
+            self._draws, self._sequences = (draws, sequences) if is_constant else (None, [])
+        self._next_position = position + 1
+        return draws
 
 
 def _is_constant(params: SampleParams) -> bool:

@@ -52,7 +52,7 @@ class Sampler:
     def __init__(self, ops: Ops = REFERENCE, device: Device = PROCESSOR) -> None:
         self._ops = ops
         self._device = device
-        self._columns = SamplingColumns(device)
+        self._columns = SamplingColumns(ops, device)
 
     def sample(
         self,
@@ -69,12 +69,12 @@ class Sampler:
             return NO_DRAWS
         logits_RV = self._rows(logits_LV, rows)
         masked_RV = logits_RV if allowed is None else self._masked(logits_RV, allowed)
-        result = self._ops.sample(masked_RV, *self._columns.of(sequences))
+        draws = self._columns.of(sequences)
+        result = draws.sample(masked_RV)
         if allowed is not None:
             result = result._replace(logprobs_R=self._raw_logprobs(logits_RV, result.token_ids_R))
-        tops = [sequence.group.params.logprobs for sequence in sequences]
-        ranks = self._rank(logits_RV, result.token_ids_R[:, None], tops)
-        return SampledTokens(result.token_ids_R, self._device.fetch(*result, *ranks), tops)
+        ranks = self._rank(logits_RV, result.token_ids_R, draws.tops)
+        return SampledTokens(result.token_ids_R, self._device.fetch(*result, *ranks), draws.tops)
 
     def continuations(
         self, logits_LV: torch.Tensor, rows: list[int], beams: list[Sequence]
@@ -102,8 +102,8 @@ class Sampler:
     def score(self, logits_RV: torch.Tensor, token_ids: list[int], top: int) -> list[list[TokenLogprob]]:
         """Log-probability and rank of the token that really followed each row, and of the `top` most likely ones."""
         tops: list[int | None] = [top] * len(token_ids)
-        ids_R1 = self._device.upload(np.array(token_ids, np.int64)[:, None])[0]
-        ranks = self._device.fetch(*self._rank(logits_RV, ids_R1, tops))()
+        ids_R = self._device.upload(np.array(token_ids, np.int64))[0]
+        ranks = self._device.fetch(*self._rank(logits_RV, ids_R, tops))()
         return [row[0] for row in _alternatives(tops, [column.tolist() for column in ranks]) if row is not None]
 
     def _raw_logprobs(self, logits_RV: torch.Tensor, token_ids_R: torch.Tensor) -> torch.Tensor:
@@ -120,13 +120,17 @@ class Sampler:
         return masked_RV
 
     def _rank(
-        self, logits_RV: torch.Tensor, token_ids_RC: torch.Tensor, tops: list[int | None]
+        self, logits_RV: torch.Tensor, token_ids: torch.Tensor, tops: list[int | None]
     ) -> tuple[torch.Tensor, ...]:
-        """What `_alternatives` makes entries of: the given ids, the columns of TokenRanks; () if none is wanted."""
+        """What `_alternatives` makes entries of: the given ids, the columns of TokenRanks; () if none is wanted.
+
+        `token_ids` [R, C], or [R] for one of each row.
+        """
         wanted = [(row, top) for row, top in enumerate(tops) if top is not None]
         if not wanted:
             return ()
         rows = [row for row, _ in wanted]
+        token_ids_RC = token_ids if token_ids.dim() == 2 else token_ids[:, None]
         logits_WV, ids_WC = self._rows(logits_RV, rows), self._rows(token_ids_RC, rows)
         return (ids_WC, *self._ops.token_ranks(logits_WV, ids_WC, max(top for _, top in wanted)))
 

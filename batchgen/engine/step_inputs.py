@@ -96,12 +96,17 @@ class BlockTables:
 
     def __init__(self, device: Device, rows: int = 16, width: int = 16) -> None:
         self._device = device
-        self._written: list[tuple[BlockTable, int]] = []
+        self._written: list[BlockTable] = []
+        self._versions: list[int] = []
         """Of each row: its table, and the table's version."""
-        self.host = np.zeros((rows, width), np.int32)
-        self.on_device = device.upload(self.host.copy())[0]
         self.num_sent = 0
         """Rows sent so far."""
+        self._allocate(rows, width)
+
+    def _allocate(self, rows: int, width: int) -> None:
+        self.host = np.zeros((rows, width), np.int32)
+        # A processor reads the host's own memory, and nothing has to be sent.
+        self.on_device = self._device.upload(self.host.copy() if self._device.is_asynchronous else self.host)[0]
 
     def update(self, tables: list[BlockTable]) -> None:
         """Make row i that of `tables[i]`."""
@@ -111,41 +116,43 @@ class BlockTables:
             self._grow(len(tables), width)
             changed = list(range(len(tables)))
             width = self.host.shape[1]
-        if not changed:
-            return
         for row in changed:
             block_ids = tables[row].block_ids
             self.host[row, : len(block_ids)] = block_ids
         self.num_sent += len(changed)
-        rows, values = self._device.upload(np.array(changed, np.int64), self.host[changed, :width])
-        self.on_device[:, :width].index_copy_(0, rows, values)
+        if changed and self._device.is_asynchronous:
+            rows, values = self._device.upload(np.array(changed, np.int64), self.host[changed, :width])
+            self.on_device[:, :width].index_copy_(0, rows, values)
 
     def _changed(self, tables: list[BlockTable]) -> list[int]:
-        written = self._written
+        written, versions = self._written, self._versions
         changed = []
         for row, table in enumerate(tables):
-            state = (table, table.version)
             if row == len(written):
-                written.append(state)
-            elif written[row] == state:
+                written.append(table)
+                versions.append(table.version)
+            elif written[row] is table and versions[row] == table.version:
                 continue
             else:
-                written[row] = state
+                written[row], versions[row] = table, table.version
             changed.append(row)
         return changed
 
     def _grow(self, rows: int, width: int) -> None:
         wanted = (1 << (rows - 1).bit_length(), 1 << (width - 1).bit_length())
-        shape = [max(sizes) for sizes in zip(self.host.shape, wanted, strict=True)]
-        del self._written[rows:]
-        self.host = np.zeros(shape, np.int32)
-        self.on_device = self._device.upload(self.host.copy())[0]
+        del self._written[rows:], self._versions[rows:]
+        self._allocate(*(max(sizes) for sizes in zip(self.host.shape, wanted, strict=True)))
+
+
+def tables_of(batch: Batch) -> list[BlockTable]:
+    """The block table of each chunk."""
+    return [sequence.table for sequence in batch.sequences if sequence.table is not None]
 
 
 def host_inputs(batch: Batch, tables: BlockTables, block_size: int) -> HostInputs:
     """The arrays of a batch; brings `tables` up to date."""
     num_chunks = len(batch.sequences)
-    tables.update([sequence.table for sequence in batch.sequences if sequence.table is not None])
+    tables.update(tables_of(batch))
     starts_S = np.array(batch.starts, np.int64)
     counts_S = np.array(batch.counts, np.int64)
     query_starts_S1 = np.zeros(num_chunks + 1, np.int64)
@@ -153,21 +160,22 @@ def host_inputs(batch: Batch, tables: BlockTables, block_size: int) -> HostInput
     chunk_T = np.repeat(np.arange(num_chunks), counts_S)
     positions_T = np.arange(batch.num_tokens) - np.repeat(query_starts_S1[:-1] - starts_S, counts_S)
     blocks_T = tables.host[chunk_T, positions_T // block_size].astype(np.int64)
-    input_ids_T, fed = _token_ids(batch)
+    token_ids, fed = token_ids_of(batch)
+    fed_F2 = np.array(fed, np.int64).reshape(-1, 2)
     return HostInputs(
-        input_ids_T=input_ids_T,
+        input_ids_T=np.array(token_ids, np.int64),
         positions_T=positions_T,
         wanted_R=np.array(batch.logits_layout().tokens, np.int64),
         slots_T=blocks_T * block_size + positions_T % block_size,
         query_starts_S1=query_starts_S1.astype(np.int32),
         context_lens_S=(starts_S + counts_S).astype(np.int32),
-        fed_tokens_F=fed[:, 0],
-        fed_draws_F=fed[:, 1],
+        fed_tokens_F=fed_F2[:, 0],
+        fed_draws_F=fed_F2[:, 1],
     )
 
 
-def _token_ids(batch: Batch) -> tuple[Int64, Int64]:
-    """The ids of all tokens, 0 for unseen ones, and (token, draw) of each of these."""
+def token_ids_of(batch: Batch) -> tuple[array[int], list[tuple[int, int]]]:
+    """The ids (int32) of all tokens, 0 for unseen ones, and (token, draw) of each of these."""
     flat = array("i")
     fed: list[tuple[int, int]] = []
     for sequence, start, num_tokens in zip(batch.sequences, batch.starts, batch.counts, strict=True):
@@ -179,4 +187,4 @@ def _token_ids(batch: Batch) -> tuple[Int64, Int64]:
         else:
             fed.append((len(flat), sequence.draw))
             flat.append(0)
-    return np.frombuffer(flat, np.int32).astype(np.int64), np.array(fed, np.int64).reshape(-1, 2)
+    return flat, fed

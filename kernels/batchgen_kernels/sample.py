@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from batchgen_kernels.launch import Launch, next_power_of_2, runs_on_triton
+from batchgen_kernels.philox import POSITION
 from batchgen_kernels.sample_filters import filter_kernel
 from batchgen_kernels.sample_kernels import bias_kernel, draw_kernel, group_kernel, penalty_kernel
 from batchgen_kernels.sample_reference import log_normalizer, sample_reference
@@ -26,6 +27,7 @@ __all__ = [
     "GROUP_TOKENS",
     "SampleParams",
     "SampleResult",
+    "SampleSteps",
     "TokenBias",
     "TokenCounts",
     "log_normalizer",
@@ -181,3 +183,19 @@ def sample(logits_RV: Tensor, params: SampleParams, keys_R5: Tensor) -> SampleRe
     `keys_R5` (int64) keys the random numbers: seed, source, row, sample, position (`batchgen_kernels.philox`).
     """
     return (sample_triton if runs_on_triton(logits_RV) else sample_reference)(logits_RV, params, keys_R5)
+
+
+class SampleSteps:
+    """`sample` step after step for the same rows: each call draws the token after the one that the call before drew."""
+
+    def __init__(self, params: SampleParams, keys_R5: Tensor) -> None:
+        """`keys_R5` is of the first step, and is this object's from now on."""
+        self._params = params
+        self._keys_R5 = keys_R5
+        self._positions_R = keys_R5[:, POSITION]
+
+    def __call__(self, logits_RV: Tensor) -> SampleResult:
+        """Draw the next token of each row; the result is valid until the next call."""
+        result = sample(logits_RV, self._params, self._keys_R5)
+        self._positions_R.add_(1)
+        return result

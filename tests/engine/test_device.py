@@ -23,6 +23,7 @@ from batchgen.engine.engine import Engine
 from batchgen.engine.made_up import largest_batch
 from batchgen.engine.model_runner import ModelRunner
 from batchgen.engine.ops import REFERENCE, Ops, select_ops
+from batchgen.engine.sample_columns import SamplingColumns
 from batchgen.engine.step_inputs import BlockTables, HostInputs, host_inputs
 from batchgen.records import Completion, Prompt
 from batchgen.sampling_params import BeamParams, SamplingParams
@@ -171,12 +172,17 @@ def test_who_waits_is_noticed(directory: Path, monkeypatch: pytest.MonkeyPatch) 
     inner = sampler._ops  # type: ignore[attr-defined]
     for peek in (torch.Tensor.item, torch.Tensor.tolist, lambda x: bool(x > 3), lambda x: x[x > 3]):
 
-        def sampling(logits_RV: torch.Tensor, *rest: Any, peek: Any = peek) -> Any:
-            result = inner.sample(logits_RV, *rest)
-            peek(result.token_ids_R[0])
-            return result
+        def sampling(*columns: Any, peek: Any = peek) -> Any:
+            draw = inner.sample_steps(*columns)
 
-        sampler._ops = inner._replace(sample=sampling)  # type: ignore[attr-defined]
+            def peeking(logits_RV: torch.Tensor) -> Any:
+                result = draw(logits_RV)
+                peek(result.token_ids_R[0])
+                return result
+
+            return peeking
+
+        sampler._columns = SamplingColumns(inner._replace(sample_steps=sampling), device)  # type: ignore[attr-defined]
         engine.add(Prompt(token_ids=[5, 6]))
         with pytest.raises(Waited):
             engine.step()

@@ -138,6 +138,7 @@ def watched_parts(
     # It is given arrays of the host alone, and what it makes of them in torch it makes there.
     monkeypatch.setattr(model_runner, "make_plans", _as_kernel(model_runner.make_plans, device))
     kernels = Ops(*(_as_kernel(op, device) if callable(op) else op for op in ops))
+    kernels = kernels._replace(sample_steps=lambda *args: _as_kernel(ops.sample_steps(*args), device))
     parts = load_parts(EngineOptions(str(directory), device="cpu", **options), device, kernels)
     execute, sample = parts.runner.execute, parts.sampler.sample
 

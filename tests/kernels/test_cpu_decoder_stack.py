@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -92,6 +93,11 @@ def step_of(counts: list[int], lens: list[int]) -> tuple[Tensor, ...]:
     return torch.tensor(slots), tables.contiguous(), starts, torch.tensor(lens, dtype=torch.int32)
 
 
+def chunks_of(ids: list[int], counts: list[int], lens: list[int], wanted: list[int]) -> cpu.TokenChunks:
+    starts = [end - count for count, end in zip(counts, lens, strict=True)]
+    return cpu.TokenChunks(*(array("i", column) for column in (ids, starts, counts, wanted)))
+
+
 def angles(count: int, rotated: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     x = torch.linspace(0, 3, count * rotated // 2).view(count, -1).repeat(1, 2)
     return x.cos().to(dtype), x.sin().to(dtype)
@@ -131,10 +137,8 @@ def test_one_call_has_the_bits_of_many(level: str, weights: Any, cache: Any, rot
 def test_a_whole_model_has_the_bits_of_its_parts(level: str, int8: bool) -> None:
     layers = [Parts(int8=int8), Parts(int8=int8)]
     embedding, norm, head = random(50, E), cpu.Norm(random(E), 1e-5), cpu.PackedLinear(random(70, E, scale=0.2))
-    made: list[int] = []
 
     def angles_of(count: int) -> tuple[Tensor, Tensor]:
-        made.append(count)
         x = torch.arange(count).unsqueeze(1) * torch.linspace(0.1, 1.0, DIM // 2).repeat(1, 2)
         return x.cos().bfloat16(), x.sin().bfloat16()
 
@@ -149,8 +153,8 @@ def test_a_whole_model_has_the_bits_of_its_parts(level: str, int8: bool) -> None
     ):
         step = step_of(counts, lens)
         ids = torch.arange(sum(counts)) * 7 % 50
-        # Positions beyond the first table, too: what they are is nothing to the rest.
-        positions = torch.cat([torch.arange(end - n, end) for n, end in zip(counts, lens, strict=True)]) + 40 * len(ids)
+        positions = torch.cat([torch.arange(end - n, end) for n, end in zip(counts, lens, strict=True)])
+        chunks = chunks_of(ids.tolist(), counts, lens, wanted)
         results = []
         for whole in (False, True):
             caches = []
@@ -159,7 +163,7 @@ def test_a_whole_model_has_the_bits_of_its_parts(level: str, int8: bool) -> None
                 caches.append(Caches())
                 caches[-1].attach(parts.layer)
             if whole:
-                logits = model(ids, positions, torch.tensor(wanted, dtype=torch.int64), cpu.DecoderStep(*step))
+                logits = model(chunks, step[1])
             else:
                 hidden = embedding[ids]
                 stack(hidden, cos[positions], sin[positions], cpu.DecoderStep(*step))
@@ -169,23 +173,57 @@ def test_a_whole_model_has_the_bits_of_its_parts(level: str, int8: bool) -> None
             assert torch.equal(ours, theirs)
 
 
-def test_a_token_without_an_embedding_is_refused() -> None:
+def test_a_model_goes_on_past_its_first_table_of_angles() -> None:
+    made: list[int] = []
+
+    def table(count: int) -> tuple[Tensor, Tensor]:
+        made.append(count)
+        x = torch.arange(count).unsqueeze(1) * torch.linspace(0.1, 1.0, DIM // 2).repeat(1, 2)
+        return x.cos().bfloat16(), x.sin().bfloat16()
+
+    parts, norm, head = Parts(), cpu.Norm(random(E), 1e-5), cpu.PackedLinear(random(70, E, scale=0.2))
+    shape = (200, KV_HEADS, BLOCK, DIM)
+    caches = (random(*shape), random(*shape))
+    parts.layer.attach_cache(*caches)
+    tables = torch.arange(200, dtype=torch.int32).view(1, 200)
+
+    def logits(model: cpu.DecoderModel, position: int) -> Tensor:
+        return model(chunks_of([3], [1], [position + 1], [0]), tables).clone()
+
+    model = cpu.DecoderModel(random(50, E), [parts.layer], norm, head, table)
+    before = logits(model, 1000)
+    beyond = logits(model, 3000)
+    assert made[1:] == [2 * 3001]
+    assert torch.equal(logits(model, 1000), before)
+    embedded = random(50, E)[3:4]
+    cos, sin = table(3001)
+    step = torch.tensor([187 * BLOCK + 8]), tables, torch.tensor([0, 1]).int(), torch.tensor([3001]).int()
+    cpu.DecoderStack([parts.layer])(embedded, cos[3000:], sin[3000:], cpu.DecoderStep(*step))
+    assert torch.equal(beyond, head(cpu.rms_norm(embedded, *norm), out_dtype=torch.float32))
+
+
+def test_a_step_that_does_not_fit_is_refused() -> None:
     def table(count: int) -> tuple[Tensor, Tensor]:
         return angles(count, DIM, torch.bfloat16)
 
     parts, head = Parts(), cpu.PackedLinear(random(70, E))
     model = cpu.DecoderModel(random(50, E), [parts.layer], parts.norms[0], head, table)
     Caches().attach(parts.layer)
-    step, one = cpu.DecoderStep(*step_of([1], [1])), torch.zeros(1, dtype=torch.int64)
+    tables = torch.zeros(1, 1, dtype=torch.int32)
     for token_id in (50, -1):
         with pytest.raises(IndexError, match="token ids must be from 0 to 49"):
-            model(torch.tensor([token_id]), one, one, step)
+            model(chunks_of([token_id], [1], [1], [0]), tables)
     with pytest.raises(IndexError, match="a position is negative"):
-        model(one, one - 1, one, step)
-    with pytest.raises(TypeError, match="positions must be contiguous int64"):
-        model(one, one.int(), one, step)
-    with pytest.raises(ValueError, match="there must be 1 token ids and positions"):
-        model(torch.zeros(2, dtype=torch.int64), one, one, step)
+        model(chunks_of([0], [1], [0], [0]), tables)
+    for counts, wanted in (([2], [0]), ([1], [1]), ([1], [-1]), ([-1], [0])):
+        with pytest.raises(ValueError, match="counts must add up to 1 token ids, and wanted tokens be among them"):
+            model(chunks_of([0], counts, [2], wanted), tables)
+    with pytest.raises(ValueError, match="must be for the same sequences"):
+        model(chunks_of([0, 0], [1, 1], [1, 1], []), tables)
+    with pytest.raises(TypeError, match="must be arrays of int32"):
+        model(chunks_of([0], [1], [1], [0])._replace(starts_S=array("q", [0])), tables)
+    with pytest.raises(TypeError, match="block tables must be int32"):
+        model(chunks_of([0], [1], [1], [0]), tables.long())
     with pytest.raises(ValueError, match="the head must have 96 features, got 80"):
         cpu.DecoderModel(random(50, E), [parts.layer], parts.norms[0], cpu.PackedLinear(random(70, INNER)), table)
 

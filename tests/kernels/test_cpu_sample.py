@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from batchgen_kernels import cpu
-from batchgen_kernels.sample import GROUP_TOKENS, SampleParams, SampleResult, TokenBias, TokenCounts, sample_reference
+from batchgen_kernels.philox import POSITION
+from batchgen_kernels.sample import (
+    GROUP_TOKENS,
+    SampleParams,
+    SampleResult,
+    SampleSteps,
+    TokenBias,
+    TokenCounts,
+    sample_reference,
+)
 
 from tests.kernels.cpu_cases import needs_kernels
 from tests.kernels.test_sample import keys, mixed_params, rows_of
@@ -55,6 +65,27 @@ def test_it_draws_what_the_reference_draws_under_every_mix_of_controls(vocabular
     assert_same_draws(
         cpu.sample(logits_RV, mixed_params(60), keys(60)), sample_reference(logits_RV, mixed_params(60), keys(60))
     )
+
+
+@pytest.mark.parametrize("steps", [SampleSteps, cpu.SampleSteps])
+def test_each_call_draws_the_next_token_of_every_row(steps: Any) -> None:
+    draw = steps(mixed_params(30), keys(30))
+    for later in range(3):
+        logits_RV, moved = random_logits(30, 700, later), keys(30)
+        moved[:, POSITION] += later
+        assert_same_draws(draw(logits_RV), sample_reference(logits_RV, mixed_params(30), moved))
+
+
+def test_logits_for_other_rows_or_a_smaller_vocabulary_are_refused() -> None:
+    bias = TokenBias(torch.tensor([0]), torch.tensor([8]), torch.tensor([1.0]))
+    draw = cpu.SampleSteps(SampleParams(bias=bias), keys(2))
+    assert len(draw(torch.zeros(2, 9)).token_ids_R) == 2
+    with pytest.raises(ValueError, match=r"logits_RV must be \[2, V\], got \[3, 9\]"):
+        draw(torch.zeros(3, 9))
+    with pytest.raises(ValueError, match="bias_tokens must be below the vocabulary of 8"):
+        draw(torch.zeros(2, 8))
+    with pytest.raises(ValueError, match=r"keys_R5 must be int64 \[R, 5\]"):
+        cpu.SampleSteps(SampleParams(), keys(2).int())
 
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 15, 16, 17, GROUP_TOKENS + 1])
@@ -213,7 +244,7 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     logits_RV = torch.zeros(2, 10)
     with pytest.raises(ValueError, match=r"top_p_R must be \[2\], got \[3\]"):
         cpu.sample(logits_RV, SampleParams(top_p_R=torch.ones(3)), keys(2))
-    with pytest.raises(ValueError, match=r"keys_R5 must be int64 \[2, 5\]"):
+    with pytest.raises(ValueError, match=r"logits_RV must be \[3, V\], got \[2, 10\]"):
         cpu.sample(logits_RV, SampleParams(), keys(3))
     for token in (10, -1):
         bias = TokenBias(torch.zeros(1).long(), torch.tensor([token]), torch.ones(1))

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from batchgen_kernels.cpu.attention import copy_blocks, paged_attention, store_kv
-from batchgen_kernels.cpu.decoder_stack import DecoderLayer, DecoderModel, DecoderStack, DecoderStep, Norm
+from batchgen_kernels.cpu.decoder_stack import (
+    DecoderLayer,
+    DecoderModel,
+    DecoderStack,
+    DecoderStep,
+    Norm,
+    TokenChunks,
+)
 from batchgen_kernels.cpu.elementwise import rms_norm, rotary, silu_mul
 from batchgen_kernels.cpu.library import (
     INTERFACE_VERSION,
@@ -18,7 +25,7 @@ from batchgen_kernels.cpu.library import (
     why_unavailable,
 )
 from batchgen_kernels.cpu.linear import PackedGatedLinear, PackedLinear
-from batchgen_kernels.cpu.sample import sample, token_ranks, top_tokens
+from batchgen_kernels.cpu.sample import SampleSteps, sample, token_ranks, top_tokens
 
 __all__ = [
     "INTERFACE_VERSION",
@@ -31,6 +38,8 @@ __all__ = [
     "Norm",
     "PackedGatedLinear",
     "PackedLinear",
+    "SampleSteps",
+    "TokenChunks",
     "advise_huge_pages",
     "copy_blocks",
     "features",

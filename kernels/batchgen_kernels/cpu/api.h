@@ -115,15 +115,23 @@ struct DecoderModelArgs {
   int32_t norm_dtype, num_layers;
 };
 
+// Of each sequence of the step some neighbouring tokens, flattened.
 struct DecoderModelStepArgs {
-  const int64_t *token_ids;  // [T]
-  const int64_t *wanted;     // [R], tokens
-  float *logits;             // [R, V] contiguous
-  int64_t num_positions;     // P, of cos and sin
-  int32_t num_wanted;
+  const int32_t *token_ids;     // [T]
+  const int32_t *starts;        // [S], position of the first
+  const int32_t *counts;        // [S], how many; together T
+  const int32_t *wanted;        // [W], flattened tokens
+  const int32_t *block_tables;  // as in AttentionArgs
+  const void *cos, *sin;        // [P, rotated] of angle_dtype, contiguous
+  float *logits;                // [W, V] contiguous
+  int64_t table_stride, num_positions;  // P
+  int64_t step;                 // another number for every step
+  int32_t num_tokens, num_sequences, num_wanted;
+  int32_t rotated, angle_dtype;
+  int32_t num_threads;
 };
 
-enum DecoderStatus : int32_t { kDone = 0, kNoSuchToken = 1, kNoSuchPosition = 2 };
+enum DecoderStatus : int32_t { kDone = 0, kNoSuchToken = 1, kNoSuchPosition = 2, kNoSuchChunk = 3 };
 
 struct AttentionPlan;
 
@@ -145,6 +153,6 @@ struct KernelTable {
 // hidden is [T, E] bf16 contiguous, changed in place.
 void run_decoder_layers(const KernelTable &kernels, const DecoderLayerArgs *const *layers, int num_layers, void *hidden,
                         const DecoderStepArgs &step);
-// Where a token id has no embedding, or a position no angles, nothing is computed.
+// Where a token id has no embedding, a position no angles, or counts and wanted tokens do not fit, nothing is computed.
 DecoderStatus run_decoder_model(const KernelTable &kernels, const DecoderModelArgs &model,
-                                const DecoderModelStepArgs &tokens, const DecoderStepArgs &step);
+                                const DecoderModelStepArgs &step);

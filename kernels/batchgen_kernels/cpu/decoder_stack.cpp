@@ -23,12 +23,12 @@ const AttentionPlan &plan_of_step(const AttentionArgs &args, int64_t step) {
 
 // Rows of a matrix in another order; bf16.
 struct Rows {
-  const int64_t *indexes;
+  const int32_t *indexes;
   int count;
 
   void gather(const uint16_t *from, int width, uint16_t *to) const {
     for (int i = 0; i < count; ++i)
-      std::memcpy(to + size_t(i) * size_t(width), from + indexes[i] * width, sizeof(uint16_t) * size_t(width));
+      std::memcpy(to + size_t(i) * size_t(width), from + int64_t(indexes[i]) * width, sizeof(uint16_t) * size_t(width));
   }
 
   bool are_below(int64_t end) const {
@@ -42,6 +42,47 @@ struct Rows {
       if (indexes[i] != i) return false;
     return count == num_rows;
   }
+};
+
+// Where the tokens of a step stand, from where its chunks begin.
+class TokenPlaces {
+ public:
+  TokenPlaces(const DecoderModelStepArgs &args, int block_size, Scratch &memory) : args_(args) {
+    const size_t num_tokens = size_t(args.num_tokens), num_sequences = size_t(args.num_sequences);
+    positions_ = memory.take<int64_t>(num_tokens), slots_ = memory.take<int64_t>(num_tokens);
+    query_starts_ = memory.take<int32_t>(num_sequences + 1), context_lens_ = memory.take<int32_t>(num_sequences);
+    int token = query_starts_[0] = 0;
+    for (int s = 0; s < args.num_sequences; ++s) {
+      const int32_t *table = args.block_tables + s * args.table_stride;
+      const int end = args.starts[s] + args.counts[s];
+      for (int position = args.starts[s]; position < end; ++position, ++token) {
+        positions_[token] = position;
+        slots_[token] = int64_t(table[position / block_size]) * block_size + position % block_size;
+      }
+      query_starts_[s + 1] = token, context_lens_[s] = end;
+    }
+  }
+
+  static DecoderStatus check(const DecoderModelStepArgs &args) {
+    int64_t num_tokens = 0;
+    for (int s = 0; s < args.num_sequences; ++s) {
+      if (args.counts[s] < 0) return kNoSuchChunk;
+      if (args.starts[s] < 0 || args.starts[s] + int64_t(args.counts[s]) > args.num_positions) return kNoSuchPosition;
+      num_tokens += args.counts[s];
+    }
+    return num_tokens == args.num_tokens ? kDone : kNoSuchChunk;
+  }
+
+  DecoderStepArgs for_layers() const {
+    return {args_.cos, args_.sin, positions_, slots_, args_.block_tables, query_starts_, context_lens_,
+            args_.table_stride, args_.step, args_.num_tokens, args_.num_sequences, args_.rotated, args_.angle_dtype,
+            args_.num_threads};
+  }
+
+ private:
+  const DecoderModelStepArgs &args_;
+  int64_t *positions_, *slots_;
+  int32_t *query_starts_, *context_lens_;
 };
 
 class LayerRun {
@@ -146,13 +187,15 @@ void run_decoder_layers(const KernelTable &kernels, const DecoderLayerArgs *cons
 }
 
 DecoderStatus run_decoder_model(const KernelTable &kernels, const DecoderModelArgs &model,
-                                const DecoderModelStepArgs &tokens, const DecoderStepArgs &step) {
-  const Rows embedded{tokens.token_ids, step.num_tokens}, wanted{tokens.wanted, tokens.num_wanted};
+                                const DecoderModelStepArgs &args) {
+  const Rows embedded{args.token_ids, args.num_tokens}, wanted{args.wanted, args.num_wanted};
+  if (const DecoderStatus status = TokenPlaces::check(args); status != kDone) return status;
+  if (!wanted.are_below(args.num_tokens)) return kNoSuchChunk;
   if (!embedded.are_below(model.num_embeddings)) return kNoSuchToken;
-  if (!Rows{step.positions, step.num_tokens}.are_below(tokens.num_positions)) return kNoSuchPosition;
   const int features = model.head.k;
   static thread_local Scratch workspace;
   workspace.reset();
+  const DecoderStepArgs step = TokenPlaces(args, model.layers[0]->block_size, workspace).for_layers();
   const auto take_rows = [&](int count) { return workspace.take<uint16_t>(size_t(count) * size_t(features)); };
   uint16_t *hidden = take_rows(step.num_tokens), *normed = take_rows(wanted.count);
   embedded.gather(static_cast<const uint16_t *>(model.embedding), features, hidden);
@@ -165,7 +208,7 @@ DecoderStatus run_decoder_model(const KernelTable &kernels, const DecoderModelAr
   kernels.rms_norm({last, nullptr, model.norm, normed, nullptr, features, 0, wanted.count, features, kBFloat16,
                     model.norm_dtype, model.eps, step.num_threads});
   LinearArgs head = model.head;
-  head.x = normed, head.x_stride = features, head.out = tokens.logits, head.out_dtype = kFloat32;
+  head.x = normed, head.x_stride = features, head.out = args.logits, head.out_dtype = kFloat32;
   head.m = wanted.count, head.num_threads = step.num_threads;
   kernels.linear(head);
   return kDone;

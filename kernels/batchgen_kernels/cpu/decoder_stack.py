@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from batchgen_kernels.cpu.library import DTYPE_CODES, advise_huge_pages, dtype_code, library, pointer
+from batchgen_kernels.cpu.library import DTYPE_CODES, advise_huge_pages, dtype_code, library
 from batchgen_kernels.cpu.linear import LinearArgs, PackedGatedLinear, PackedLinear
 from batchgen_kernels.segments import check_block_size
 
 _P, _I64, _I32, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 _FLOATS = (torch.float32, torch.bfloat16)
-_NO_SUCH_TOKEN, _NO_SUCH_POSITION = 1, 2
+_NO_SUCH_TOKEN, _NO_SUCH_POSITION, _NO_SUCH_CHUNK = 1, 2, 3
 """Of DecoderStatus in api.h."""
 _FIRST_POSITIONS = 1024
 """In the first table of angles."""
@@ -68,9 +69,10 @@ class _ModelStepArgs(ctypes.Structure):
     """DecoderModelStepArgs of api.h."""
 
     _fields_ = [
-        *((name, _P) for name in ("token_ids", "wanted", "logits")),
-        ("num_positions", _I64),
-        ("num_wanted", _I32),
+        *((name, _P) for name in ("token_ids", "starts", "counts", "wanted", "block_tables", "cos", "sin", "logits")),
+        *((name, _I64) for name in ("table_stride", "num_positions", "step")),
+        *((name, _I32) for name in ("num_tokens", "num_sequences", "num_wanted", "rotated", "angle_dtype")),
+        ("num_threads", _I32),
     ]
 
 
@@ -79,6 +81,18 @@ class Norm(NamedTuple):
 
     weight_E: Tensor
     eps: float
+
+
+class TokenChunks(NamedTuple):
+    """A step of a model: of each of S sequences some neighbouring tokens, one sequence after the other; all int32."""
+
+    token_ids_T: array[int]
+    starts_S: array[int]
+    """Position of a sequence's first token in this step."""
+    counts_S: array[int]
+    """How many tokens of it there are."""
+    wanted_W: array[int]
+    """The tokens, as they lie in `token_ids_T`, whose logits are computed."""
 
 
 _step_numbers = itertools.count()
@@ -195,9 +209,9 @@ class _Angles:
         self._cos, self._sin = cos_PR.contiguous(), sin_PR.contiguous()
         self._code = dtype_code(cos_PR, "cos and sin", _FLOATS)
 
-    def enter(self, args: _StepArgs, positions_T: Tensor | None = None) -> None:
-        """Let the step use these; without positions, row t is that of token t."""
-        args.cos, args.sin, args.positions = self._cos.data_ptr(), self._sin.data_ptr(), pointer(positions_T)
+    def enter(self, args: _StepArgs | _ModelStepArgs) -> None:
+        """Let a step use these."""
+        args.cos, args.sin = self._cos.data_ptr(), self._sin.data_ptr()
         args.rotated, args.angle_dtype = self._rotated, self._code
 
 
@@ -247,10 +261,11 @@ class DecoderModel:
         dtype_code(embedding_VE, "the embedding", (torch.bfloat16,))
         embedding = embedding_VE.detach().contiguous()
         self._num_logits = head.out_features
-        self._logits_WV = torch.empty(0, self._num_logits)
+        self._logits_WV = self._room_WV = torch.empty(0, self._num_logits)
         self._kept = (embedding, weight, head)
         self._angles_of = angles_of
-        self._angles = _Angles(*angles_of(_FIRST_POSITIONS), self._stack.head_dim)
+        self._step = _ModelStepArgs()
+        self._make_angles_for(_FIRST_POSITIONS)
         self._args = _ModelArgs(
             layers=self._stack.pointers,
             embedding=embedding.data_ptr(),
@@ -262,43 +277,53 @@ class DecoderModel:
             num_layers=len(self._stack.layers),
         )
 
-    def __call__(self, token_ids_T: Tensor, positions_T: Tensor, wanted_W: Tensor, step: DecoderStep) -> Tensor:
-        """The logits [W, V] (fp32) of the wanted tokens, until the next call; all arguments are contiguous int64.
+    def __call__(self, chunks: TokenChunks, block_tables_SB: Tensor) -> Tensor:
+        """The logits [W, V] (fp32) of the wanted tokens, until the next call; tables as for `paged_attention`.
 
         Raises IndexError for an id that has no embedding, or for a negative position.
         """
-        for name, tensor in (("token ids", token_ids_T), ("positions", positions_T), ("wanted tokens", wanted_W)):
-            if tensor.dtype != torch.int64 or tensor.dim() != 1 or not tensor.is_contiguous():
-                raise TypeError(f"{name} must be contiguous int64, one after the other")
-        if not len(token_ids_T) == len(positions_T) == step.num_tokens:
-            raise ValueError(f"there must be {step.num_tokens} token ids and positions")
-        logits_WV = self._logits_for(len(wanted_W))
-        tokens = _ModelStepArgs(token_ids_T.data_ptr(), wanted_W.data_ptr(), logits_WV.data_ptr())
-        tokens.num_wanted = len(wanted_W)
-        status = self._run(tokens, positions_T, step)
+        token_ids, starts, counts, wanted = chunks
+        if not all(column.typecode == "i" for column in chunks):
+            raise TypeError("token ids, starts, counts and wanted tokens must be arrays of int32")
+        if block_tables_SB.dtype != torch.int32 or block_tables_SB.stride(1) != 1:
+            raise TypeError(f"block tables must be int32, row by row, got {block_tables_SB.dtype}")
+        if not len(starts) == len(counts) <= len(block_tables_SB):
+            raise ValueError("starts, counts and block tables must be for the same sequences")
+        step = self._step
+        step.token_ids, step.num_tokens = token_ids.buffer_info()
+        step.starts, step.num_sequences = starts.buffer_info()
+        step.counts = counts.buffer_info()[0]
+        step.wanted, step.num_wanted = wanted.buffer_info()
+        step.block_tables, step.table_stride = block_tables_SB.data_ptr(), block_tables_SB.stride(0)
+        step.step, step.num_threads = next(_step_numbers), torch.get_num_threads()
+        logits_WV = self._logits_for(len(wanted))
+        step.logits = logits_WV.data_ptr()
+        status = self._run()
         if status == _NO_SUCH_POSITION:
-            self._make_angles_for(positions_T)
-            status = self._run(tokens, positions_T, step)
+            if min(starts) < 0:
+                raise IndexError("a position is negative")
+            self._make_angles_for(2 * max(map(sum, zip(starts, counts, strict=True))))
+            status = self._run()
         if status == _NO_SUCH_TOKEN:
             raise IndexError(f"token ids must be from 0 to {self._args.num_embeddings - 1}")
+        if status == _NO_SUCH_CHUNK:
+            raise ValueError(f"counts must add up to {len(token_ids)} token ids, and wanted tokens be among them")
         return logits_WV
+
+    def _run(self) -> int:
+        status: int = library().bg_decoder_model(ctypes.byref(self._args), ctypes.byref(self._step))
+        return status
 
     def _logits_for(self, count: int) -> Tensor:
         # Kept: the system would find and clear the pages of a new one in most steps, a twentieth of their time.
-        if count > len(self._logits_WV):
-            self._logits_WV = torch.empty(count, self._num_logits)
-            advise_huge_pages(self._logits_WV)
-        return self._logits_WV[:count]
+        if count > len(self._room_WV):
+            self._room_WV = torch.empty(count, self._num_logits)
+            advise_huge_pages(self._room_WV)
+        if count != len(self._logits_WV):
+            self._logits_WV = self._room_WV[:count]
+        return self._logits_WV
 
-    def _run(self, tokens: _ModelStepArgs, positions_T: Tensor, step: DecoderStep) -> int:
-        tokens.num_positions = self._angles.num_positions
-        self._angles.enter(step.args, positions_T)
-        status: int = library().bg_decoder_model(
-            ctypes.byref(self._args), ctypes.byref(tokens), ctypes.byref(step.args)
-        )
-        return status
-
-    def _make_angles_for(self, positions_T: Tensor) -> None:
-        if positions_T.min() < 0:
-            raise IndexError("a position is negative")
-        self._angles = _Angles(*self._angles_of(2 * int(positions_T.max() + 1)), self._stack.head_dim)
+    def _make_angles_for(self, num_positions: int) -> None:
+        self._angles = _Angles(*self._angles_of(num_positions), self._stack.head_dim)
+        self._angles.enter(self._step)
+        self._step.num_positions = self._angles.num_positions

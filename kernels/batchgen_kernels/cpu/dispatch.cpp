@@ -90,7 +90,7 @@ BG_EXPORT void bg_advise_huge_pages(void *at, int64_t bytes) {
 }
 
 // Bumped with every change of this interface: the binding refuses a library of another version.
-BG_EXPORT int bg_interface_version() { return 12; }
+BG_EXPORT int bg_interface_version() { return 13; }
 BG_EXPORT int bg_highest_level() { return kHighestLevel; }
 BG_EXPORT const char *bg_level_name(int level) { return kLevels[level]->name; }
 BG_EXPORT int bg_current_level() { return current_level; }
@@ -110,9 +110,8 @@ BG_EXPORT void bg_decoder_layers(const DecoderLayerArgs *const *layers, int num_
                                  const DecoderStepArgs *step) {
   run_decoder_layers(table(), layers, num_layers, hidden, *step);
 }
-BG_EXPORT int bg_decoder_model(const DecoderModelArgs *model, const DecoderModelStepArgs *tokens,
-                               const DecoderStepArgs *step) {
-  return run_decoder_model(table(), *model, *tokens, *step);
+BG_EXPORT int bg_decoder_model(const DecoderModelArgs *model, const DecoderModelStepArgs *step) {
+  return run_decoder_model(table(), *model, *step);
 }
 
 // Copies block src over block dst in each cache, in order; pairs is [num_pairs, 2].

@@ -20,10 +20,10 @@ struct Noise {
   Words identity;
   uint32_t position;
 
-  explicit Noise(const int64_t *key)
+  Noise(const int64_t *key, int64_t num_later)
       : identity(philox(uint32_t(key[0]), uint32_t(uint64_t(key[0]) >> 32),
                         {{uint32_t(key[2]), uint32_t(uint64_t(key[2]) >> 32), uint32_t(key[1]), uint32_t(key[3])}})),
-        position(uint32_t(key[4])) {}
+        position(uint32_t(key[4] + num_later)) {}
 
   Words four(uint32_t first_draw) const {
     return philox(identity.w[0], identity.w[1], {{first_draw >> 2, position, identity.w[2], identity.w[3]}});
@@ -78,8 +78,7 @@ static void drop_from_sums(LogitsRow &row, const Cut &cut) {
 }
 
 // A token from softmax(row.x) under the cut: first its group, then itself.
-static int draw_token(LogitsRow &row, const Cut *cut, const int64_t *key) {
-  const Noise noise(key);
+static int draw_token(LogitsRow &row, const Cut *cut, const Noise &noise) {
   const int group = draw_index(row.sums, row.groups, 0x80000000u, noise);
   Vec v[kGroupVectors];
   if (cut) drop_from_group(row, group, *cut, v);

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-INTERFACE_VERSION = 12
+INTERFACE_VERSION = 13
 """Of api.h; a library built from other sources is refused rather than called."""
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}

@@ -35,12 +35,13 @@ static int choose_token(LogitsRow &row, const SampleArgs &args, int64_t r, float
     divide(row, temperature > 1e-30f ? temperature : 1e-30f);
     top = row_top(row);
   }
+  const Noise noise(args.keys + 5 * r, args.num_later);
   const float top_p = args.top_p ? args.top_p[r] : 1.0f, min_p = args.min_p ? args.min_p[r] : 0.0f;
   if (!(top_k > 0 && top_k < row.vocabulary) && top_p >= 1.0f && min_p <= 0.0f)
-    return draw_token(row, nullptr, args.keys + 5 * r);
+    return draw_token(row, nullptr, noise);
   const Cut cut = find_cut(row, top, top_k, top_p, min_p);
   drop_from_sums(row, cut);
-  return draw_token(row, &cut, args.keys + 5 * r);
+  return draw_token(row, &cut, noise);
 }
 
 static void sample_row(LogitsRow &row, const SampleArgs &args, int64_t r) {

@@ -41,9 +41,10 @@ class _SampleArgs(ctypes.Structure):
     """SampleArgs of sample_args.h."""
 
     _fields_ = [
-        ("in", _LogitsArgs),
+        ("source", _LogitsArgs),
         ("edits", _EditArgs),
         *((name, _P) for name in ("temperature", "top_k", "top_p", "min_p", "keys", "token_ids", "logprobs", "ok")),
+        ("num_later", _I64),
         ("greedy", _I32),
     ]
 
@@ -52,7 +53,7 @@ class _TopTokensArgs(ctypes.Structure):
     """TopTokensArgs of sample_args.h."""
 
     _fields_ = [
-        ("in", _LogitsArgs),
+        ("source", _LogitsArgs),
         ("edits", _EditArgs),
         *((name, _P) for name in ("token_ids", "scores", "logprobs")),
         ("count", _I32),
@@ -63,7 +64,7 @@ class _TokenRanksArgs(ctypes.Structure):
     """TokenRanksArgs of sample_args.h."""
 
     _fields_ = [
-        ("in", _LogitsArgs),
+        ("source", _LogitsArgs),
         *((name, _P) for name in ("token_ids", "logprobs", "ranks", "best_ids", "best_logprobs")),
         ("count", _I32),
         ("best_count", _I32),
@@ -79,9 +80,8 @@ def _check_logits(logits_RV: Tensor) -> Tensor:
 
 
 def _logits_args(logits_RV: Tensor) -> _LogitsArgs:
-    rows, vocabulary = logits_RV.shape
     dtype = dtype_code(logits_RV, "logits", (torch.float32, torch.bfloat16))
-    return _LogitsArgs(logits_RV.data_ptr(), logits_RV.stride(0), rows, vocabulary, dtype, torch.get_num_threads())
+    return _LogitsArgs(logits_RV.data_ptr(), logits_RV.stride(0), *logits_RV.shape, dtype, torch.get_num_threads())
 
 
 def _vector(x_R: Tensor | None, name: str, rows: int, dtype: torch.dtype = torch.float32) -> Tensor | None:
@@ -107,7 +107,7 @@ class _Edits:
 
     def __init__(self, params: SampleParams, shape: tuple[int, int]) -> None:
         rows, vocabulary = shape
-        self.tensors: dict[str, Tensor | None] = dict.fromkeys(_EDITS)
+        self.tensors: dict[str, Tensor] = {}
         if params.bias is not None:
             row, token, value = params.bias
             entries = _by_row(row.long(), token.long(), value.float(), rows=rows)
@@ -117,35 +117,70 @@ class _Edits:
             entries = _by_row(row.long(), token.long(), count.int(), rows=rows)
             self.tensors.update(zip(_EDITS[3:6], entries, strict=True))
         for name in ("bias_tokens", "count_tokens"):
-            tokens = self.tensors[name]
+            tokens = self.tensors.get(name)
             if tokens is not None and len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
                 raise ValueError(f"{name} must be below the vocabulary of {vocabulary}")
         for name in _EDITS[6:]:
-            self.tensors[name] = _vector(getattr(params, f"{name}_penalty_R"), f"{name}_penalty_R", rows)
-        self.args = _EditArgs(*(pointer(tensor) for tensor in self.tensors.values()))
+            penalties = _vector(getattr(params, f"{name}_penalty_R"), f"{name}_penalty_R", rows)
+            if penalties is not None:
+                self.tensors[name] = penalties
+        self.args = _EditArgs(**{name: tensor.data_ptr() for name, tensor in self.tensors.items()})
+
+
+class SampleSteps:
+    """Draws one token per row step after step; as `batchgen_kernels.sample.SampleSteps`.
+
+    A step costs little beside the kernel: all is made ready for the first one.
+    """
+
+    def __init__(self, params: SampleParams, keys_R5: Tensor) -> None:
+        rows = len(keys_R5)
+        if keys_R5.shape != (rows, 5) or keys_R5.dtype != torch.int64:
+            raise ValueError(f"keys_R5 must be int64 [R, 5], got {keys_R5.dtype} {list(keys_R5.shape)}")
+        self._params = params
+        self._vectors = {
+            "temperature": _vector(params.temperature_R, "temperature_R", rows),
+            "top_k": _vector(params.top_k_R, "top_k_R", rows, torch.int64),
+            "top_p": _vector(params.top_p_R, "top_p_R", rows),
+            "min_p": _vector(params.min_p_R, "min_p_R", rows),
+            "keys": keys_R5.contiguous(),
+        }
+        self._result = SampleResult(
+            torch.empty(rows, dtype=torch.int64), torch.empty(rows), torch.empty(rows, dtype=torch.bool)
+        )
+        self._shape = (rows, -1)
+        token_ids, logprobs, ok = self._result
+        self._args = _SampleArgs(
+            token_ids=token_ids.data_ptr(),
+            logprobs=logprobs.data_ptr(),
+            ok=ok.data_ptr(),
+            greedy=params.all_greedy,
+            **{name: pointer(vector) for name, vector in self._vectors.items()},
+        )
+
+    def __call__(self, logits_RV: Tensor) -> SampleResult:
+        """Draw the next token of each row; the result is valid until the next call."""
+        logits_RV = _check_logits(logits_RV)
+        if logits_RV.shape != self._shape:
+            self._prepare_for(logits_RV.shape)
+        args = self._args
+        args.source = _logits_args(logits_RV)
+        library().bg_sample(ctypes.byref(args))
+        args.num_later += 1
+        return self._result
+
+    def _prepare_for(self, shape: tuple[int, ...]) -> None:
+        rows = self._shape[0]
+        if len(shape) != 2 or shape[0] != rows:
+            raise ValueError(f"logits_RV must be [{rows}, V], got {list(shape)}")
+        self._shape = (rows, shape[1])
+        self._edits = _Edits(self._params, self._shape)
+        self._args.edits = self._edits.args
 
 
 def sample(logits_RV: Tensor, params: SampleParams, keys_R5: Tensor) -> SampleResult:
     """Draw one token per row; as `batchgen_kernels.sample.sample`."""
-    logits_RV = _check_logits(logits_RV)
-    rows = len(logits_RV)
-    edits = _Edits(params, (rows, logits_RV.shape[1]))
-    vectors = (
-        _vector(params.temperature_R, "temperature_R", rows),
-        _vector(params.top_k_R, "top_k_R", rows, torch.int64),
-        _vector(params.top_p_R, "top_p_R", rows),
-        _vector(params.min_p_R, "min_p_R", rows),
-    )
-    if keys_R5.shape != (rows, 5) or keys_R5.dtype != torch.int64:
-        raise ValueError(f"keys_R5 must be int64 [{rows}, 5], got {keys_R5.dtype} {list(keys_R5.shape)}")
-    keys = keys_R5.contiguous()
-    result = SampleResult(torch.empty(rows, dtype=torch.int64), torch.empty(rows), torch.empty(rows, dtype=torch.bool))
-    args = _SampleArgs(
-        _logits_args(logits_RV), edits.args, *(pointer(vector) for vector in vectors), keys.data_ptr(),
-        *(tensor.data_ptr() for tensor in result), params.all_greedy,
-    )  # fmt: skip
-    library().bg_sample(ctypes.byref(args))
-    return result
+    return SampleSteps(params, keys_R5)(logits_RV)
 
 
 def top_tokens(logits_RV: Tensor, count: int, edits: SampleParams = NO_EDITS) -> TopTokens:

@@ -34,6 +34,7 @@ struct SampleArgs {
   int64_t *token_ids;   // [R], as the next two
   float *logprobs;
   uint8_t *ok;
+  int64_t num_later;  // added to the positions in the keys
   int32_t greedy;
 };
 
