@@ -18,5 +18,5 @@ def test_the_sampling_page_explains_every_key(name: str) -> None:
 
 
 @pytest.mark.parametrize("code", ExitCode)
-def test_the_quickstart_explains_every_exit_code(code: ExitCode) -> None:
-    assert f"\n| {int(code)} | " in (DOCS / "quickstart.md").read_text()
+def test_the_page_on_durability_explains_every_exit_code(code: ExitCode) -> None:
+    assert f"\n| {int(code)} | " in (DOCS / "durability.md").read_text()
