@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from batchgen.cli import app
@@ -21,8 +20,8 @@ from batchgen.config import OPERATIONAL_KEYS, OPERATIONAL_SECTIONS, job_schema
 from tests.block_size_page import block_size_page
 from tests.json_documents import json_section
 from tests.models_page import models_page
+from tests.program import PROGRAM, ROOT
 
-ROOT = Path(__file__).parent.parent
 NOTICE = "<!-- Made by `make generate`; edit what it is made from. -->\n"
 COMMANDS = (
     (),
@@ -113,7 +112,7 @@ def cli_page() -> str:
 def _help(command: tuple[str, ...]) -> str:
     # In a process of its own: the width is read from the environment, and nothing else may have an influence.
     environ = {**os.environ, "COLUMNS": "100", "TERMINAL_WIDTH": "100", "NO_COLOR": "1"}
-    arguments = [sys.executable, "-m", "batchgen.cli", *command, "--help"]
+    arguments = [*PROGRAM, *command, "--help"]
     return subprocess.run(arguments, env=environ, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from batchgen.config import load_job
+from tests.program import ROOT, batchgen
 
-ROOT = Path(__file__).parent.parent
 JOBS = sorted((ROOT / "jobs").glob("*.yaml"))
 
 
@@ -30,8 +28,7 @@ def test_every_job_runs(job: Path, tmp_path: Path) -> None:
         # A record that is cut off would be an error.
         changes.append(f"sampling.max_tokens={min(sampling.max_tokens or 8, 8)}")
     arguments = [part for change in changes for part in ("--set", change)]
-    command = [sys.executable, "-m", "batchgen.cli", "run", str(job), *arguments]
-    result = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
+    result = batchgen("run", str(job), *arguments, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "6 rows: 6 ok, 0 error" in result.stdout
     records = pq.read_table(tmp_path / "out" / "data").column("batchgen").to_pylist()

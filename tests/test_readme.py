@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import yaml
 
 from batchgen.config import load_job
+from tests.program import ROOT, batchgen
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WHOLE = {
@@ -41,12 +38,6 @@ def transcript(text: str) -> list[tuple[str, list[str]]]:
     return commands
 
 
-def batchgen(arguments: Sequence[str], cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "batchgen.cli", *arguments], cwd=cwd, check=False, capture_output=True, text=True
-    )
-
-
 def shape(line: str) -> str:
     """A line with what differs between machines taken out: figures, texts, and how a path begins."""
     line = re.sub(r"^  > .*", "  > TEXT", line)
@@ -72,7 +63,7 @@ def test_the_quickstart_prints_what_the_readme_shows(tmp_path: Path) -> None:
         "sampling.max_tokens=4",
     ]
 
-    run = batchgen(arguments)
+    run = batchgen(*arguments)
     assert run.returncode == 0, run.stderr
     begin = first.index(shape("done: 72 rows: 72 ok, 0 error"))
     # Beside the phases there may be a warning, such as that no C++ compiler was there.
@@ -81,7 +72,7 @@ def test_the_quickstart_prints_what_the_readme_shows(tmp_path: Path) -> None:
     printed = [shape(line) for line in run.stdout.splitlines()]
     assert printed[: len(first) - begin] == first[begin:]
 
-    second = batchgen(arguments)
+    second = batchgen(*arguments)
     assert second.returncode == 0, second.stderr
     assert [shape(line) for line in second.stdout.splitlines()] == again
 
@@ -90,7 +81,7 @@ def test_the_wrong_job_file_of_the_readme_gives_the_problems_shown(tmp_path: Pat
     job = blocks(README, "yaml")[0].replace("temperature", "temprature").replace("output:", "ouput: ")
     (tmp_path / "job.yaml").write_text(job)
     ((command, lines),) = transcript(blocks(README, "console")[1])
-    result = batchgen(command.split()[1:], cwd=tmp_path)
+    result = batchgen(*command.split()[1:], cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr.splitlines() == lines
 

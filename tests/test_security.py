@@ -6,8 +6,6 @@ import gzip
 import json
 import re
 import resource
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from tests.commands.test_preview import preview, write_job
 from tests.data.reading import read_all, write_jsonl
 from tests.data.servers import Served, serving
 from tests.pipeline.fakes import FakeWorld, make_job
+from tests.program import batchgen
 
 ROOT = Path(__file__).parent.parent
 LINE = re.compile(r"^\| .+ \| `(\w+)` \|$", re.MULTILINE)
@@ -87,8 +86,7 @@ def test_control_characters_of_rows_and_names_do_not_reach_the_terminal(
 
 def test_an_error_message_with_control_characters_is_escaped_at_the_end_of_the_program(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text('version: 1\n"x\\e[31m": 1\n')
-    command = [sys.executable, "-m", "batchgen.cli", "validate", str(tmp_path / "job.yaml")]
-    result = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    result = batchgen("validate", str(tmp_path / "job.yaml"))
     assert result.returncode == 2
     assert "\\x1b[31m" in result.stderr
     assert "\x1b" not in result.stderr

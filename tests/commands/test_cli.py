@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import NoReturn
 
 import jsonschema
@@ -14,16 +13,11 @@ import pytest
 
 from batchgen import __version__, cli
 from batchgen.errors import ExitCode, Interrupted, JobFileError, ModelError, OutputLocked
+from tests.program import PROGRAM, ROOT, batchgen
 
-ROOT = Path(__file__).parent.parent.parent
 VALID = ROOT / "tests/job_files/valid/smallest.yaml"
 INVALID = ROOT / "tests/job_files/invalid/wrong_types.yaml"
 JOBS = sorted((ROOT / "jobs").glob("*.yaml"))
-
-
-def batchgen(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "batchgen.cli", *arguments]
-    return subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
 
 
 def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
@@ -165,7 +159,7 @@ def test_a_bug_shows_its_traceback_and_asks_for_a_report() -> None:
 @pytest.mark.parametrize("arguments", [["schema"], ["validate", str(VALID)]], ids=["much", "little"])
 def test_a_full_disk_under_what_is_printed_is_an_io_error(arguments: list[str]) -> None:
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "batchgen.cli", *arguments]
+        command = [*PROGRAM, *arguments]
         result = subprocess.run(command, cwd=ROOT, check=False, stdout=full, stderr=subprocess.PIPE, text=True)
     assert result.returncode == ExitCode.IO_ERROR
     assert result.stderr.startswith("batchgen: No space left on device; free some space")
@@ -173,7 +167,7 @@ def test_a_full_disk_under_what_is_printed_is_an_io_error(arguments: list[str]) 
 
 def test_a_full_disk_under_the_log_leaves_the_exit_code_as_it_is() -> None:
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "batchgen.cli", "validate", str(INVALID)]
+        command = [*PROGRAM, "validate", str(INVALID)]
         assert subprocess.run(command, cwd=ROOT, check=False, stderr=full).returncode == ExitCode.JOB_REFUSED
 
 
@@ -184,9 +178,7 @@ def test_a_closed_standard_output_is_no_bug() -> None:
 
 @pytest.mark.parametrize("arguments", [["schema"], ["validate", str(VALID)], ["--help"]], ids=lambda each: each[0])
 def test_a_reader_that_has_seen_enough_is_no_bug(arguments: list[str]) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-m", "batchgen.cli", *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+    with subprocess.Popen([*PROGRAM, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.close()
         assert process.stderr is not None
@@ -249,9 +241,8 @@ def test_a_signal_where_nothing_is_at_work_says_nothing_and_ends_with_75(number:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_there_is_completion_for_each_shell(shell: str) -> None:
-    command = [sys.executable, "-m", "batchgen.cli"]
     environ = {**os.environ, "_BATCHGEN_COMPLETE": f"source_{shell}"}
-    result = subprocess.run(command, cwd=ROOT, env=environ, check=False, capture_output=True, text=True)
+    result = subprocess.run(PROGRAM, cwd=ROOT, env=environ, check=False, capture_output=True, text=True)
     assert f"_BATCHGEN_COMPLETE=complete_{shell}" in result.stdout
 
 
@@ -262,6 +253,5 @@ def test_commands_are_completed() -> None:
         "COMP_WORDS": "batchgen re",
         "COMP_CWORD": "1",
     }
-    command = [sys.executable, "-m", "batchgen.cli"]
-    result = subprocess.run(command, cwd=ROOT, env=environ, check=False, capture_output=True, text=True)
+    result = subprocess.run(PROGRAM, cwd=ROOT, env=environ, check=False, capture_output=True, text=True)
     assert result.stdout.split() == ["report", "rerun"]

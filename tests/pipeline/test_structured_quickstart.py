@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from batchgen.data.typed_columns import ENUM
+from tests.program import start_job
 
 pytestmark = pytest.mark.slow
 
@@ -86,15 +86,8 @@ def write_job(
     return path
 
 
-def start(job: Path) -> subprocess.Popen[bytes]:
-    """The program in a process group of its own."""
-    with (job.parent / "log").open("ab") as log:
-        command = [sys.executable, "-m", "batchgen.cli", "run", str(job)]
-        return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-
-
 def run(job: Path) -> int:
-    return start(job).wait(1800)
+    return start_job(job).wait(1800)
 
 
 def table_of(home: Path, output: str) -> pa.Table:
@@ -150,7 +143,7 @@ def test_killed_again_and_again_the_rows_are_the_same(home: Path, smollm2: Path)
     num_kills = 0
     journal = home / "killed" / "_batchgen" / "journal"
     for seconds in (3.0, 6.0, 5.0, 4.0):
-        process = start(job)
+        process = start_job(job)
         end = time.monotonic() + 300
         sizes = {path: path.stat().st_size for path in journal.glob("*.log")} if journal.exists() else {}
         while process.poll() is None and not any(

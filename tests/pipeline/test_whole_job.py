@@ -19,6 +19,7 @@ from tests.engine.models import save_model
 from tests.pipeline.crash_server import CrashServer, Run
 from tests.pipeline.crashes import Rows, check_output, committed_rows
 from tests.pipeline.kills import Killed, check_all_ended, children_of, kill_at_random
+from tests.program import start_job
 
 pytestmark = pytest.mark.slow
 
@@ -54,15 +55,8 @@ def write_job(home: Path, output: str, **run_keys: Any) -> Path:
     return path
 
 
-def start(job: Path) -> subprocess.Popen[bytes]:
-    """The program in a process group of its own."""
-    command = [sys.executable, "-m", "batchgen.cli", "run", str(job)]
-    with (job.parent / "log").open("ab") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-
-
 def run(job: Path) -> int:
-    return start(job).wait(300)
+    return start_job(job).wait(300)
 
 
 def expected(home: Path) -> Rows:
@@ -79,7 +73,7 @@ def wait_for_record(output: Path, number: int, process: subprocess.Popen[bytes])
 
 def test_the_main_process_alone_is_killed(home: Path) -> None:
     job = write_job(home, "main-killed")
-    process = start(job)
+    process = start_job(job)
     wait_for_record(home / "main-killed", 0, process)
     children = children_of(process.pid)
     process.kill()

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from batchgen.pipeline.cluster.processes import SchedulerProcess, end_process
-from tests.pipeline.cluster.running import ROOT, children, kill, pids
+from tests.pipeline.cluster.running import children, kill, pids
+from tests.program import PROGRAM, ROOT
 
 
 @dataclass
@@ -52,7 +53,7 @@ def joined(
     root: Path, address: str, workers: int, step_seconds: float, options: tuple[str, ...] = ()
 ) -> Iterator[subprocess.Popen[bytes]]:
     """`batchgen worker` for a scheduler."""
-    command = [sys.executable, "-m", "batchgen.cli", "worker", "--scheduler", address, "--workers", str(workers)]
+    command = [*PROGRAM, "worker", "--scheduler", address, "--workers", str(workers)]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "FAKE_STEP_SECONDS": str(step_seconds)}
     with (root / "workers.log").open("ab") as log:
         process = subprocess.Popen(

@@ -19,8 +19,8 @@ from batchgen.pipeline.runner import run_job
 from tests.pipeline.crashes import Rows, check_output, committed_rows
 from tests.pipeline.fakes import make_job
 from tests.pipeline.worker_fakes import services
+from tests.program import ROOT
 
-ROOT = Path(__file__).parents[3]
 FILES = OutputFiles()
 NUM_ROWS = 60
 
@@ -116,14 +116,6 @@ def listening(family: Iterable[int]) -> list[str]:
     lines = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True, check=True).stdout.splitlines()
     pids = set(family)
     return [line.split()[3] for line in lines if any(f"pid={pid}," in line for pid in pids)]
-
-
-def gone(pid: int) -> bool:
-    """Whether there is no such process any more."""
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:

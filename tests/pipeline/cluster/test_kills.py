@@ -23,7 +23,6 @@ from tests.pipeline.cluster.running import (
     calm,
     check,
     children,
-    gone,
     job_of,
     kill,
     num_open_files,
@@ -32,6 +31,7 @@ from tests.pipeline.cluster.running import (
     wait_until,
 )
 from tests.pipeline.crash_server import CrashServer, Run
+from tests.pipeline.kills import is_alive
 from tests.pipeline.worker_fakes import services
 
 pytestmark = pytest.mark.usefixtures("importable")
@@ -114,7 +114,7 @@ def kill_workers(root: Path, kills: int) -> None:
         with beside(kill_some):
             run_job(job, services=services(), progress=Watching(on_update))
         check(job, expected)
-        assert all(gone(pid) for pid in done)
+        assert not any(is_alive(pid) for pid in done)
         if len(done) >= kills:
             return
 
@@ -197,11 +197,11 @@ def kill_clients(root: Path, server: CrashServer, kills: int, **run: str) -> Non
         while status != 0:
             pid = server.start(client)
             if done < kills:
-                wait_for_moment(chance, job, lambda pid=pid: gone(pid))  # type: ignore[misc]
+                wait_for_moment(chance, job, lambda pid=pid: not is_alive(pid))  # type: ignore[misc]
                 family = children(pid)
-                if not gone(pid):
+                if is_alive(pid):
                     kill(pid)
-                wait_until(lambda family=family: all(gone(each) for each in family), 30)  # type: ignore[misc]
+                wait_until(lambda family=family: not any(is_alive(each) for each in family), 30)  # type: ignore[misc]
             status = server.wait(pid)
             assert status in (0, -signal.SIGKILL)
             done += status != 0

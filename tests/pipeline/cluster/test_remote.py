@@ -24,7 +24,6 @@ from batchgen.pipeline.cluster.settings import LOOPBACK
 from batchgen.pipeline.runner import run_job
 from tests.pipeline.cluster.remote import joined, remote
 from tests.pipeline.cluster.running import (
-    ROOT,
     Watching,
     calm,
     check,
@@ -35,6 +34,7 @@ from tests.pipeline.cluster.running import (
     wait_until,
 )
 from tests.pipeline.worker_fakes import services
+from tests.program import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("importable")]
 

@@ -19,7 +19,6 @@ from tests.pipeline.cluster.running import (
     calm,
     check,
     children,
-    gone,
     job_of,
     kill,
     listening,
@@ -28,6 +27,7 @@ from tests.pipeline.cluster.running import (
     start,
     wait_until,
 )
+from tests.pipeline.kills import is_alive
 from tests.pipeline.worker_fakes import services
 
 pytestmark = pytest.mark.usefixtures("importable")
@@ -89,7 +89,7 @@ def test_only_loopback_is_listened_on_and_a_killed_client_takes_all_with_it(tmp_
     assert all(address.startswith("127.0.0.1:") for address in ours)
     kill(client.pid)
     client.wait()
-    wait_until(lambda: all(gone(pid) for pid in family), 30)
+    wait_until(lambda: not any(is_alive(pid) for pid in family), 30)
     run_job(job, services=services())
     check(job, expected)
 
@@ -104,7 +104,7 @@ def test_a_dead_scheduler_ends_the_run_with_75_and_no_process_stays(tmp_path: Pa
     family = children(client.pid)
     kill(pids("scheduler", client.pid)[0])
     assert client.wait(timeout=60) == 75
-    assert all(gone(pid) for pid in family)
+    assert not any(is_alive(pid) for pid in family)
     run_job(job, services=services())
     check(job, expected)
 
@@ -118,7 +118,7 @@ def test_sigterm_of_the_run_stops_in_good_order(tmp_path: Path) -> None:
     family = children(client.pid)
     kill(client.pid, signal.SIGTERM)
     assert client.wait(timeout=60) == 75
-    assert all(gone(pid) for pid in family)
+    assert not any(is_alive(pid) for pid in family)
     # Nothing was noted before the signal, so what is there was noted because of it.
     assert any((job.output_dir / "_batchgen" / "journal").glob("*.log"))
     run_job(job, services=services())
@@ -146,7 +146,7 @@ def test_workers_that_die_stop_or_leave_cost_no_row(tmp_path: Path, monkeypatch:
     run_job(job, services=services(), progress=watching)
     check(job, expected)
     assert len(harmed) >= 2
-    assert all(gone(pid) for pid in harmed)
+    assert not any(is_alive(pid) for pid in harmed)
 
 
 @pytest.mark.slow
