@@ -14,7 +14,6 @@ from batchgen.tokenizer import RenderedPrompt, Tokenizer
 from tests.tokenizers import KINDS, byte_level, load, save, sentence_piece
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_tokens.json").read_text(encoding="utf-8"))
-PLAIN = {"bos": False}
 
 
 @pytest.fixture(scope="module")

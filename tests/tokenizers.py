@@ -12,7 +12,6 @@ from tokenizers import Tokenizer as Backend
 from batchgen.tokenizer import Tokenizer
 
 CONTROL = ("<s>", "</s>", "<|turn|>")
-HIGH = "".join(chr(0x100 + index) for index in range(0x44))
 
 
 def byte_level() -> Backend:

@@ -13,6 +13,9 @@ from batchgen.config import InputConfig
 from batchgen.data.inputs import list_inputs
 from batchgen.data.reader import InputRow, InputScan, PromptReader, scan_inputs
 
+SHARED_DATA = Path(__file__).parents[3] / "shared" / "data"
+"""Public prompt sets beside the checkout; tests on them are skipped where they are not."""
+
 
 class Reading(NamedTuple):
     """An input, read whole."""

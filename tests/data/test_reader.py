@@ -19,9 +19,7 @@ from batchgen.data.inputs import list_inputs
 from batchgen.data.reader import InputScan, PromptReader, scan_inputs
 from batchgen.errors import InputError
 from batchgen.records import RowRange
-from tests.data.reading import read_all, write_jsonl
-
-SHARED_DATA = Path(__file__).parents[3] / "shared" / "data"
+from tests.data.reading import SHARED_DATA, read_all, write_jsonl
 
 
 def plan(

@@ -20,6 +20,7 @@ from batchgen.engine.scheduler import Scheduler
 from batchgen.engine.sequence import Sequence as EngineSequence
 from batchgen.records import Completion, Prompt, TokenLogprob
 from batchgen.sampling_params import SamplingParams
+from tests.engine import running
 
 VOCAB_SIZE = 97
 EOS = 96
@@ -259,28 +260,23 @@ def prompt_ids(length: int, salt: int = 0) -> list[int]:
     return [hash((salt, position)) % (VOCAB_SIZE - 1) for position in range(length)]
 
 
-def steps(fake: Fake, limit: int = 100_000) -> Iterator[list[Completion]]:
+def params(max_tokens: int | None, n: int = 1) -> SamplingParams:
+    """Samples of exactly so many tokens."""
+    return SamplingParams(max_tokens=max_tokens, n=n, seed=5, ignore_eos=True)
+
+
+def steps(fake: Fake) -> Iterator[list[Completion]]:
     """Step until nothing is left, with every block counted after each step."""
-    for _ in range(limit):
-        if not fake.engine.num_unfinished:
-            return
-        yield fake.engine.step()
-        fake.engine.check_integrity()
-    raise AssertionError(f"not finished after {limit} steps: {fake.scheduler.describe_waiting()}")
+    return running.steps(fake.engine)
 
 
 def run(
     fake: Fake, prompts: Sequence[Prompt | list[int]], params: SamplingParams | Sequence[SamplingParams]
 ) -> list[Completion]:
     """Add all prompts, step to the end; completions in the order of the prompts. All blocks are free at the end."""
-    each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
-    indexes = [
-        fake.engine.add(prompt if isinstance(prompt, Prompt) else Prompt(token_ids=prompt, row=row), one)
-        for row, (prompt, one) in enumerate(zip(prompts, each, strict=True))
-    ]
-    done = {completion.prompt_index: completion for step in steps(fake) for completion in step}
+    completions = running.run(fake.engine, prompts, params)
     fake.assert_all_free()
-    return [done[index] for index in indexes]
+    return completions
 
 
 def expected_ids(prompt: list[int], params: SamplingParams, row: int, sample: int = 0, eos_every: int = 0) -> list[int]:

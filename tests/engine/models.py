@@ -13,8 +13,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from batchgen.engine.batch import Batch
 from batchgen.engine.engine import Engine
 from batchgen.engine.miniature import random_model
-from batchgen.records import Completion, Prompt
-from batchgen.sampling_params import SamplingParams
 from tests.tokenizers import byte_level, save
 
 VOCAB_SIZE = 264
@@ -66,17 +64,6 @@ def random_ids(length: int, salt: int = 0) -> list[int]:
     """A prompt of ordinary tokens, another one for each salt."""
     generator = torch.Generator().manual_seed(1000 + salt)
     return torch.randint(4, VOCAB_SIZE, (length,), generator=generator).tolist()
-
-
-def run(engine: Engine, prompts: list[Prompt], params: list[SamplingParams]) -> list[Completion]:
-    """The completions in the order of the prompts, with every block counted after every step and free at the end."""
-    indexes = [engine.add(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
-    done: dict[int, Completion] = {}
-    while engine.num_unfinished:
-        done.update((completion.prompt_index, completion) for completion in engine.step())
-        engine.check_integrity()
-    assert engine.metrics.num_blocks_held == 0
-    return [done[index] for index in indexes]
 
 
 def preempt_every(engine: Engine, num_steps: int) -> None:

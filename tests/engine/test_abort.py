@@ -7,12 +7,7 @@ import pytest
 from batchgen.engine.sequence import SequenceGroup, Status
 from batchgen.engine.waiting import WaitingQueue
 from batchgen.records import PartialSample, Prompt
-from batchgen.sampling_params import SamplingParams
-from tests.engine.fakes import Fake, expected_ids, make_fake, prompt_ids, steps
-
-
-def params(max_tokens: int, n: int = 1) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, n=n, seed=5, ignore_eos=True)
+from tests.engine.fakes import Fake, expected_ids, make_fake, params, prompt_ids, steps
 
 
 def add(fake: Fake, row: int, length: int, max_tokens: int, n: int = 1) -> SequenceGroup:

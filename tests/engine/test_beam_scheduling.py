@@ -7,15 +7,11 @@ import torch
 
 from batchgen.records import Completion, Prompt
 from batchgen.sampling_params import BeamParams, SamplingParams
-from tests.engine.fakes import Fake, expected_ids, make_fake, prompt_ids, run, steps
+from tests.engine.fakes import Fake, expected_ids, make_fake, params, prompt_ids, run, steps
 
 
 def beams(width: int, max_tokens: int | None = 10) -> SamplingParams:
     return SamplingParams(beam=BeamParams(width=width), max_tokens=max_tokens, seed=5)
-
-
-def sampled(max_tokens: int, n: int = 1) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, n=n, seed=5, ignore_eos=True)
 
 
 def alone(prompt: list[int], params: SamplingParams) -> Completion:
@@ -23,7 +19,7 @@ def alone(prompt: list[int], params: SamplingParams) -> Completion:
     return completion
 
 
-MIXED = [beams(3), sampled(12, n=3), beams(2, 20), sampled(20), beams(5, 6), sampled(9, n=4)]
+MIXED = [beams(3), params(12, n=3), beams(2, 20), params(20), beams(5, 6), params(9, n=4)]
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
@@ -49,8 +45,8 @@ def test_beams_and_samples_give_the_same_however_they_are_scheduled(
 def test_samples_are_not_born_into_the_places_that_beams_will_need(max_sequences: int) -> None:
     fake = make_fake(num_blocks=256, max_sequences=max_sequences, max_batch_tokens=max_sequences)
     fake.engine.add(Prompt(token_ids=prompt_ids(1, 0)), beams(3))
-    fake.engine.add(Prompt(token_ids=prompt_ids(1, 1)), sampled(10, n=4))
-    fake.engine.add(Prompt(token_ids=prompt_ids(1, 2)), sampled(10, n=4))
+    fake.engine.add(Prompt(token_ids=prompt_ids(1, 1)), params(10, n=4))
+    fake.engine.add(Prompt(token_ids=prompt_ids(1, 2)), params(10, n=4))
     most = max(len(fake.scheduler.running) for _ in steps(fake))
     assert most == max_sequences
 
@@ -84,7 +80,7 @@ def test_capacity_of_beams_counts_the_prompts_full_blocks_once() -> None:
 
 def test_an_open_ended_search_that_fills_the_pool_alone_is_a_row_error() -> None:
     fake = make_fake(num_blocks=12)
-    completions = run(fake, [prompt_ids(6, row) for row in range(3)], [beams(3, None), sampled(9), beams(2)])
+    completions = run(fake, [prompt_ids(6, row) for row in range(3)], [beams(3, None), params(9), beams(2)])
     assert completions[0].error is not None
     assert completions[0].error.code == "kv_capacity"
     assert completions[0].samples == []
@@ -111,8 +107,8 @@ def test_an_abort_of_beams_leaves_every_block_free(num_steps: int) -> None:
 def test_beams_survive_a_step_that_failed(when: int) -> None:
     fake = make_fake(num_blocks=64)
     rows = [(prompt_ids(6, row), beams(2 + row)) for row in range(3)]
-    for prompt, params in rows:
-        fake.engine.add(Prompt(token_ids=prompt), params)
+    for prompt, searched in rows:
+        fake.engine.add(Prompt(token_ids=prompt), searched)
     done: list[Completion] = []
     for number, step in enumerate(steps(fake)):
         done.extend(step)
@@ -127,7 +123,7 @@ def test_beams_survive_a_step_that_failed(when: int) -> None:
 def test_beams_that_the_device_never_has_room_for_become_a_row_error() -> None:
     fake = make_fake(num_blocks=64, max_sequences=8, max_batch_tokens=16)
     fake.runner.max_tokens = 3
-    rows = [(prompt_ids(6, 0), beams(4)), (prompt_ids(6, 1), beams(2)), (prompt_ids(6, 2), sampled(5))]
+    rows = [(prompt_ids(6, 0), beams(4)), (prompt_ids(6, 1), beams(2)), (prompt_ids(6, 2), params(5))]
     completions = run(fake, [prompt for prompt, _ in rows], [params for _, params in rows])
     assert completions[0].error is not None
     assert completions[0].error.code == "out_of_memory"

@@ -11,7 +11,8 @@ import torch
 from batchgen.engine.engine import Engine
 from batchgen.records import Completion, Prompt
 from batchgen.sampling_params import BeamParams, SamplingParams
-from tests.engine.tiny import EOS, TinyModel, make_tiny, prompts_of, run
+from tests.engine.running import run
+from tests.engine.tiny import EOS, TinyModel, make_tiny, prompts_of
 
 THREE_EOS = (EOS, 9, 20)
 MAX_TOKENS = 12
@@ -216,15 +217,10 @@ def test_searches_beside_samples_find_the_same(engine: Engine) -> None:
     searched, sampled = params_of(CASES[4]), SamplingParams(n=3, max_tokens=9, seed=4)
     prompts = prompts_of(6)
     alone = [run(engine, prompts, params) for params in (searched, sampled)]
-    indexes = []
-    for row, prompt in enumerate(prompts):
-        indexes += [engine.add(Prompt(token_ids=prompt, row=row), params) for params in (searched, sampled)]
-    done: dict[int, Completion] = {}
-    while engine.num_unfinished:
-        done.update((completion.prompt_index, completion) for completion in engine.step())
+    both = [Prompt(token_ids=prompt, row=row) for row, prompt in enumerate(prompts) for _ in alone]
+    together = run(engine, both, [searched, sampled] * len(prompts))
     for kind in (0, 1):
-        together = [done[index].samples for index in indexes[kind::2]]
-        assert together == [completion.samples for completion in alone[kind]]
+        assert [each.samples for each in together[kind::2]] == [each.samples for each in alone[kind]]
 
 
 def test_beams_are_distinct(engine: Engine) -> None:

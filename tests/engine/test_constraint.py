@@ -15,7 +15,8 @@ from batchgen.records import Completion, PartialSample, Prompt
 from batchgen.response_format import ResponseFormat
 from batchgen.sampling_params import SamplingParams
 from batchgen.tokenizer import Tokenizer
-from tests.engine.models import random_ids, run, save_model
+from tests.engine.models import random_ids, save_model
+from tests.engine.running import run
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

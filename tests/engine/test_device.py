@@ -27,7 +27,8 @@ from batchgen.engine.sample_columns import SamplingColumns
 from batchgen.engine.step_inputs import BlockTables, HostInputs, host_inputs
 from batchgen.records import Completion, Prompt
 from batchgen.sampling_params import BeamParams, SamplingParams
-from tests.engine.models import preempt_every, random_ids, run, save_model
+from tests.engine.models import preempt_every, random_ids, save_model
+from tests.engine.running import run
 from tests.engine.watched import Waited, WatchedDevice, watched_engine, watched_parts, watching
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "kv_cache_memory": "4MiB", "threads": 1, "max_batch_tokens": 64}

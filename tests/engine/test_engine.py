@@ -11,11 +11,7 @@ from batchgen.engine import engine as engine_module
 from batchgen.engine.batch import Batch
 from batchgen.records import Completion, PartialSample, Prompt
 from batchgen.sampling_params import SamplingParams
-from tests.engine.fakes import Fake, expected_ids, make_fake, prompt_ids, run
-
-
-def params(max_tokens: int, n: int = 1) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, n=n, seed=5, ignore_eos=True)
+from tests.engine.fakes import Fake, expected_ids, make_fake, params, prompt_ids, run
 
 
 def by_index(completions: Iterator[Completion]) -> list[Completion]:

@@ -7,12 +7,7 @@ import torch
 
 from batchgen.errors import EngineStalled
 from batchgen.records import Prompt
-from batchgen.sampling_params import SamplingParams
-from tests.engine.fakes import Fake, expected_ids, make_fake, prompt_ids, run, steps
-
-
-def params(max_tokens: int, n: int = 1) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, n=n, seed=5, ignore_eos=True)
+from tests.engine.fakes import Fake, expected_ids, make_fake, params, prompt_ids, run, steps
 
 
 def assert_as_alone(fake: Fake, prompts: list[list[int]], max_tokens: int, n: int = 1) -> None:

@@ -6,14 +6,10 @@ import pytest
 
 from batchgen.records import Completion, PartialSample, Prompt
 from batchgen.sampling_params import SamplingParams
-from tests.engine.fakes import expected_ids, make_fake, prompt_ids, run
+from tests.engine.fakes import expected_ids, make_fake, params, prompt_ids, run
 
 SLOTS = 32
 """8 blocks of 4."""
-
-
-def params(max_tokens: int | None, n: int = 1) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, n=n, seed=5, ignore_eos=True)
 
 
 def assert_refused(completion: Completion) -> None:

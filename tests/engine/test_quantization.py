@@ -21,7 +21,8 @@ from batchgen.engine.miniature import random_model
 from batchgen.errors import JobError, ModelError
 from batchgen.records import Prompt
 from batchgen.sampling_params import SamplingParams
-from tests.engine.models import config_of, random_ids, run, save_model
+from tests.engine.models import config_of, random_ids, save_model
+from tests.engine.running import run
 
 pytestmark = pytest.mark.skipif(not cpu.is_available(), reason="the C++ kernels are not built")
 

@@ -15,7 +15,8 @@ from batchgen.engine import aligned, linear, ops
 from batchgen.engine.engine import Engine
 from batchgen.records import Prompt, Sample
 from batchgen.sampling_params import SamplingParams
-from tests.engine.models import KINDS, Kind, preempt_every, random_ids, run, save_model
+from tests.engine.models import KINDS, Kind, preempt_every, random_ids, save_model
+from tests.engine.running import run
 
 NUM_ROWS = 16
 needs_kernels = pytest.mark.skipif(not cpu.is_available(), reason="bf16 products need the C++ kernels")

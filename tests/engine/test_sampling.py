@@ -23,7 +23,8 @@ from transformers.generation.logits_process import (
 from batchgen.records import Completion, PartialSample, Prompt
 from batchgen.sampling_params import SamplingParams
 from tests.engine.forced import LogitsOf, always, forced_engine, letters_tokenizer, uneven
-from tests.engine.tiny import EOS, VOCAB_SIZE, run
+from tests.engine.running import run
+from tests.engine.tiny import EOS, VOCAB_SIZE
 
 PROMPT = [7, 8, 8, 9]
 A, B, C = 5, 6, 7

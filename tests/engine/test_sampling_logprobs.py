@@ -10,7 +10,8 @@ import torch
 from batchgen.records import Completion, PartialSample, Prompt, TokenLogprob
 from batchgen.sampling_params import SamplingParams
 from tests.engine.forced import LogitsOf, always, forced_engine, uneven
-from tests.engine.tiny import EOS, VOCAB_SIZE, run
+from tests.engine.running import run
+from tests.engine.tiny import EOS, VOCAB_SIZE
 
 PROMPT = [7, 8, 8, 9, 10, 11, 12]
 A, B = 5, 6
@@ -76,14 +77,8 @@ def test_top_k_1_with_two_log_probabilities() -> None:
 def test_rows_without_logprobs_beside_rows_with_them() -> None:
     engine = forced_engine(by_context)
     settings = {"max_tokens": 4, "seed": 1, "ignore_eos": True}
-    indexes = [
-        engine.add(Prompt(token_ids=PROMPT, row=0), SamplingParams(logprobs=top, **settings))
-        for top in (None, 3, None, 0, 1)
-    ]
-    done: dict[int, Completion] = {}
-    while engine.num_unfinished:
-        done.update((completion.prompt_index, completion) for completion in engine.step())
-    samples = [done[index].samples[0] for index in indexes]
+    params = [SamplingParams(logprobs=top, **settings) for top in (None, 3, None, 0, 1)]
+    samples = [each.samples[0] for each in run(engine, [Prompt(token_ids=PROMPT, row=0)] * 5, params)]
     assert len({tuple(sample.token_ids) for sample in samples}) == 1
     assert [sample.logprobs is None for sample in samples] == [True, False, True, False, False]
     for sample, longest in zip(samples, (0, 4, 0, 1, 2), strict=True):

@@ -13,7 +13,8 @@ from batchgen.records import Sample
 from batchgen.sampling_params import SamplingParams
 from batchgen.tokenizer import Tokenizer
 from tests.engine.forced import forced_engine, letters_tokenizer, saying
-from tests.engine.tiny import EOS, VOCAB_SIZE, make_tiny, run
+from tests.engine.running import run
+from tests.engine.tiny import EOS, VOCAB_SIZE, make_tiny
 from tests.tokenizers import byte_level, load, save
 
 PROMPT = [26, 26]

@@ -9,7 +9,8 @@ import pytest
 from batchgen.engine.engine import Engine
 from batchgen.records import Prompt
 from batchgen.sampling_params import SamplingParams
-from tests.engine.models import preempt_every, random_ids, run, save_model
+from tests.engine.models import preempt_every, random_ids, save_model
+from tests.engine.running import run
 
 BLOCK_BYTES = 2 * 2 * 4 * 2 * 18 * 4
 """K and V of two layers: four tokens of two heads of 18 fp32 numbers."""

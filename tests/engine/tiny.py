@@ -15,8 +15,6 @@ from transformers import LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from batchgen.engine.engine import Engine
 from batchgen.engine.miniature import random_model
-from batchgen.records import Completion, Prompt
-from batchgen.sampling_params import SamplingParams
 from tests.tokenizers import CONTROL, save
 
 VOCAB_SIZE = 32
@@ -94,17 +92,3 @@ def prompts_of(count: int, vocab_size: int = VOCAB_SIZE, first: int = 5) -> list
     """Prompts of 3 to 12 tokens, `first` the lowest id in them."""
     generator = torch.Generator().manual_seed(1)
     return [torch.randint(first, vocab_size, (3 + index % 10,), generator=generator).tolist() for index in range(count)]
-
-
-def run(engine: Engine, prompts: Sequence[list[int] | Prompt], params: SamplingParams) -> list[Completion]:
-    """The completions in the order of the prompts, with every block counted after every step."""
-    indexes = [
-        engine.add(prompt if isinstance(prompt, Prompt) else Prompt(token_ids=prompt, row=row), params)
-        for row, prompt in enumerate(prompts)
-    ]
-    done: dict[int, Completion] = {}
-    while engine.num_unfinished:
-        done.update((completion.prompt_index, completion) for completion in engine.step())
-        engine.check_integrity()
-    assert engine.metrics.num_blocks_held == 0
-    return [done[index] for index in indexes]

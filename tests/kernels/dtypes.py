@@ -15,8 +15,3 @@ def assert_within_rounding(actual: torch.Tensor, expected: torch.Tensor, factor:
     assert actual.dtype == expected.dtype
     tolerance = ROUNDING[expected.dtype] * factor
     torch.testing.assert_close(actual.float(), expected.float(), rtol=tolerance, atol=tolerance * 0.5)
-
-
-def poisoned_like(x: torch.Tensor) -> torch.Tensor:
-    """A tensor that a kernel must overwrite: NaN everywhere."""
-    return torch.full(x.shape, torch.nan).to(x.dtype)

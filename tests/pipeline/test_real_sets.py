@@ -18,7 +18,7 @@ from batchgen.pipeline.ports import EngineLike, FeederLike, FeedRequest, ModelFi
 from batchgen.pipeline.runner import run_job
 from batchgen.pipeline.services import default_services, make_feeder
 from batchgen.records import Prompt
-from tests.data.test_reader import SHARED_DATA
+from tests.data.reading import SHARED_DATA
 from tests.engine.models import save_model
 from tests.pipeline.fakes import FakeEngine
 from tests.pipeline.prompts import model_directory
