@@ -28,6 +28,7 @@ from batchgen.collection import collection_paused, exempt_from_collection
 from batchgen.ending import ends_at_once
 from batchgen.errors import BatchgenError, ExitCode
 from batchgen.signals import ASK_AGAIN, end_at_signals, interruptible
+from batchgen.standard_streams import open_standard_streams
 
 app = typer.Typer(
     name="batchgen",
@@ -342,6 +343,7 @@ def main() -> None:
 
 def program() -> None:
     """`main` for a process that does nothing else."""
+    open_standard_streams()
     end_at_signals()
     with ends_at_once():
         main()

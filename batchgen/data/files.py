@@ -55,6 +55,8 @@ def remedy(code: int | None) -> str:
             return "free some space and run again: what is committed is intact"
         case errno.EMFILE | errno.ENFILE:
             return "raise the limit of open files (ulimit -n) and run again: what is committed is intact"
+        case errno.EFBIG:
+            return "raise the limit of file sizes (ulimit -f) and run again: what is committed is intact"
         case errno.ELOOP:
             return "it is a symbolic link, which batchgen never follows; remove it"
     return "mend it and run again: what is committed is intact"

@@ -10,8 +10,10 @@ from batchgen.data.files import remedy
 from batchgen.data.input_rows import UnfoldsTooFar
 from batchgen.errors import InputError, JobError, OutputUnavailable
 
-_MACHINE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE})
-"""Too many open files, no space, a device that fails: running again may do better, another job file would not."""
+_MACHINE = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE}
+)
+"""Too many open files, no space, a limit of file sizes, a device that fails: running again may do better, another job file would not."""
 
 
 @contextmanager

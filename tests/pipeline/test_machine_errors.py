@@ -27,6 +27,8 @@ def run(error: Exception) -> None:
 def test_an_error_of_the_machine_is_named_with_what_to_do() -> None:
     with pytest.raises(OutputUnavailable, match=r"^/x: Too many open files; raise the limit of open files"):
         run(refusal(errno.EMFILE, "/x"))
+    with pytest.raises(OutputUnavailable, match=r"^/x: File too large; raise the limit of file sizes"):
+        run(refusal(errno.EFBIG, "/x"))
 
 
 def test_an_input_that_the_machine_cannot_read_is_no_wrong_input() -> None:

@@ -1,0 +1,32 @@
+"""Standard input, output and error, whatever of them a process was started without."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+
+
+def open_standard_streams() -> None:
+    """Put the null device where one of the three is closed, or cannot be written although it is there to be.
+
+    Else the next file that is opened gets its number, and takes whatever a library or a child writes there. A shell
+    that is started so opens its script under that number, and leaves it to the programs that it starts.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if not _is_usable(number, mode):
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 (kept to the end)
+
+
+def _is_usable(number: int, mode: str) -> bool:
+    try:
+        access = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE
+    except OSError:
+        return False
+    return mode == "r" or access != os.O_RDONLY
