@@ -28,7 +28,7 @@ from batchgen.collection import collection_paused, exempt_from_collection
 from batchgen.ending import ends_at_once
 from batchgen.errors import BatchgenError, ExitCode
 from batchgen.signals import ASK_AGAIN, end_at_signals, interruptible
-from batchgen.standard_streams import open_standard_streams
+from batchgen.surroundings import check_working_directory, open_standard_streams
 
 app = typer.Typer(
     name="batchgen",
@@ -335,6 +335,7 @@ def main() -> None:
     sys.excepthook = report_bug
     call = Call()
     try:
+        check_working_directory()
         _command(call)
     except BatchgenError as error:
         report_error(error, call.as_json)

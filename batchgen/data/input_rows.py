@@ -104,6 +104,11 @@ class ScannedFile:
     bad_rows: tuple[BadRow, ...] = ()
     """The first few of them."""
 
+    @property
+    def is_appendable(self) -> bool:
+        """Whether bytes at the end of the file are rows at the end; others are written anew as a whole."""
+        return self.format in ("jsonl", "text") and self.compression is None
+
     def is_current(self) -> bool:
         """Whether the file's size, mtime and inode are still those of the plan pass."""
         return is_unchanged(Path(self.path), self.size, self.mtime_ns, self.inode)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
@@ -15,6 +16,7 @@ from batchgen.config import InputConfig
 from batchgen.data.arrow_types import concrete, fits, holds_text, unify
 from batchgen.data.chat_messages import type_name
 from batchgen.data.formats.registry import FORMATS
+from batchgen.data.input_growth import has_grown
 from batchgen.data.input_rows import (
     InputFile,
     InputRow,
@@ -215,6 +217,8 @@ class PromptReader:
         self._declared = [scan.source_schema.field(name) for name in config.schema_ or {}]
         self._checked = [field for field in scan.schema if check_carried and holds_text(field.type)]
         self._cursors: dict[bool, tuple[int, RowCursor]] = {}
+        self._accepted: dict[int, tuple[int, int]] = {}
+        """Size and mtime of files that were only touched since the plan was made."""
 
     def read(self, rows: RowRange) -> Iterator[InputRow]:
         """The rows of a range in order; a row that cannot be read has its `error` set. Skipped rows are left out."""
@@ -226,6 +230,7 @@ class PromptReader:
                 row.error = row.error or self._misfit(row)
                 row.values = {} if row.error else {name: row.values[name] for name in self._needed.names}
                 yield row
+        self._refuse_rewritten(rows.source)
 
     def read_columns(self, rows: RowRange) -> Iterator[pa.Table]:
         """The columns carried through for the same rows as `read`, with their declared types, a piece at a time.
@@ -240,6 +245,7 @@ class PromptReader:
         cursor = self._cursor(rows.source, self._scan.schema, carried=True)
         pieces = (table for run in file.runs(rows.start, rows.stop) for table in cursor.tables(*run))
         yield from _joined(pieces)
+        self._refuse_rewritten(rows.source)
 
     def close(self) -> None:
         """Close all files."""
@@ -255,6 +261,20 @@ class PromptReader:
                     "type_mismatch", f"column {field.name!r} holds {found} that is no {field.type}, as declared"
                 )
         return None
+
+    def _refuse_rewritten(self, source: int) -> None:
+        """InputError where the open file itself was changed while it was read, not another put in its place."""
+        file = self._scan.files[source]
+        try:
+            now = os.stat(file.path)
+        except OSError:
+            return
+        status = (now.st_size, now.st_mtime_ns)
+        is_longer = file.is_appendable and now.st_size > file.size
+        if now.st_ino != file.inode or is_longer or status == self._accepted.get(source, (file.size, file.mtime_ns)):
+            return
+        _refuse_changed(file, self._max_row_bytes)
+        self._accepted[source] = status
 
     def _cursor(self, source: int, schema: pa.Schema, carried: bool) -> RowCursor:
         opened = self._cursors.get(carried)
@@ -289,11 +309,14 @@ def _joined(pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 
 def _refuse_changed(file: ScannedFile, max_row_bytes: int) -> None:
+    """InputError where the rows of the plan are not in the file any more; what was appended behind them is no harm."""
     path = Path(file.path)
     if file.is_current():
         return
     if not path.exists():
         raise InputError(f"{path}: is gone since the plan was made; put it back")
+    if has_grown(file):
+        return
     now = FORMATS[file.format].scan(InputFile(file.source, path, file.name, file.format), max_row_bytes)
     if now.sha256 != file.sha256:
         raise InputError(f"{path}: its content changed since the plan was made; put the old content back")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -11,13 +10,9 @@ import pyarrow as pa
 
 from batchgen.config import InputConfig
 from batchgen.data.arrow_types import is_json_text
+from batchgen.data.input_growth import has_grown
 from batchgen.data.input_rows import InputScan, ScannedFile
 from batchgen.data.names import near_names
-
-APPENDABLE = frozenset({"jsonl", "text"})
-"""Formats in which bytes at the end are rows at the end; the others are written anew as a whole."""
-
-_HASH_BYTES = 1 << 20
 
 
 class ReconciledInputs(NamedTuple):
@@ -59,28 +54,11 @@ def _difference(before: ScannedFile, now: ScannedFile, config: InputConfig) -> s
     """Why a file is not the frozen one, or one that may be appended to; None if it is."""
     if now.sha256 == before.sha256:
         return None
-    if now.format not in APPENDABLE or now.compression is not None or now.format != before.format:
-        return "its content changed"
-    if now.size <= before.size or not _begins_as(now, before):
+    if now.format != before.format or not has_grown(before):
         return "its content changed"
     if config.on_growth != "append":
         return f"grew from {before.num_rows:,} to {now.num_rows:,} rows; set input.on_growth to append to answer them"
     return None
-
-
-def _begins_as(now: ScannedFile, before: ScannedFile) -> bool:
-    """Whether the frozen bytes are still there, and what follows them begins a new line."""
-    digest = hashlib.sha256()
-    left = before.size
-    with open(now.path, "rb") as file:
-        last = b"\n"
-        while left and (piece := file.read(min(left, _HASH_BYTES))):
-            digest.update(piece)
-            left -= len(piece)
-            last = piece[-1:]
-        # A last line without its end may have been half a row: then the row itself has changed.
-        is_new_line = last in b"\r\n" or file.read(1) in (b"\n", b"\r")
-    return digest.hexdigest() == before.sha256 and is_new_line
 
 
 def _schema_problems(known: InputScan, now: InputScan) -> Iterator[str]:

@@ -13,7 +13,8 @@ from batchgen.errors import InputError, JobError, OutputUnavailable
 _MACHINE = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE}
 )
-"""Too many open files, no space, a limit of file sizes, a device that fails: running again may do better, another job file would not."""
+"""Too many open files, no space, a limit of file sizes, a device that fails: running again may do better, another job
+file would not."""
 
 
 @contextmanager

@@ -124,6 +124,44 @@ def test_a_file_whose_content_changed_is_refused_and_a_touched_one_is_not(tmp_pa
         list(PromptReader(scan, config).read(RowRange(0, 0, 1)))
 
 
+def test_rows_that_are_appended_while_a_run_is_at_work_are_no_harm(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "in.jsonl", [{"a": 1}, {"a": 2}])
+    scan, config = plan(tmp_path, "in.jsonl")
+    with closing(PromptReader(scan, config)) as reader:
+        for more in ('{"a": 3}\n', '{"a": 4}'):
+            path.write_text(path.read_text() + more)
+            for at in range(2):
+                assert [row.values for row in reader.read(RowRange(0, at, at + 1))] == [{"a": at + 1}]
+    scan, config = plan(tmp_path, "in.jsonl")
+    path.write_text(path.read_text() + "\n")
+    with closing(PromptReader(scan, config)) as reader:
+        assert len(list(reader.read(RowRange(0, 0, 4)))) == 4
+    path.write_text(path.read_text()[:-1] + "5}\n")  # Half of a last row was planned, and now it is whole.
+    with pytest.raises(InputError, match=r"in\.jsonl: its content changed since the plan was made"):
+        list(PromptReader(scan, config).read(RowRange(0, 0, 4)))
+
+
+def test_an_open_file_that_is_rewritten_is_refused_and_one_that_is_replaced_is_read_on(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "in.jsonl", [{"a": row} for row in range(4)])
+    scan, config = plan(tmp_path, "in.jsonl")
+    with closing(PromptReader(scan, config)) as reader:
+        assert len(list(reader.read(RowRange(0, 0, 1)))) == 1
+        assert len(list(reader.read_columns(RowRange(0, 0, 1)))) == 1
+        write_jsonl(tmp_path / "new.jsonl", [{"a": 7}]).replace(path)
+        assert [row.values["a"] for row in reader.read(RowRange(0, 1, 4))] == [1, 2, 3]
+    write_jsonl(path, [{"a": row} for row in range(4)])
+    scan, config = plan(tmp_path, "in.jsonl")
+    with closing(PromptReader(scan, config)) as reader:
+        assert len(list(reader.read(RowRange(0, 0, 1)))) == 1
+        assert len(list(reader.read_columns(RowRange(0, 0, 1)))) == 1
+        os.utime(path, ns=(1, 1))
+        assert len(list(reader.read(RowRange(0, 1, 2)))) == 1
+        write_jsonl(path, [{"a": 7} for row in range(4)])
+        for read in (reader.read, reader.read_columns):
+            with pytest.raises(InputError, match=r"in\.jsonl: its content changed since the plan was made"):
+                list(read(RowRange(0, 2, 3)))
+
+
 def test_a_file_that_may_not_be_read_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_jsonl(tmp_path / "in.jsonl", [{"a": 1}])
 

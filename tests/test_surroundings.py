@@ -8,7 +8,7 @@ import pytest
 
 SCRIPT = """
 import os, sys
-from batchgen.standard_streams import open_standard_streams
+from batchgen.surroundings import open_standard_streams
 open_standard_streams()
 number = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
 assert number > 2, number
@@ -38,3 +38,12 @@ def test_the_program_works_without_them(tmp_path: Path, closed: str) -> None:
     script = tmp_path / "script.sh"
     script.write_text(f'exec "{sys.executable}" -m batchgen.cli status none\n')
     assert subprocess.run(["bash", "-c", f'bash "{script}" {closed}'], check=False).returncode == 2
+
+
+def test_a_working_directory_that_was_removed_is_said(tmp_path: Path) -> None:
+    command = f'cd "{tmp_path}"; rmdir "{tmp_path}"; "{sys.executable}" -m batchgen.cli status none'
+    ended = subprocess.run(["bash", "-c", command], check=False, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (
+        74,
+        "batchgen: the working directory: No such file or directory; change to another one, and run again\n",
+    )

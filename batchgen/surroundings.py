@@ -1,10 +1,12 @@
-"""Standard input, output and error, whatever of them a process was started without."""
+"""What a process is started with and may be without: a working directory, standard input, output and error."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import sys
+
+from batchgen.errors import OutputUnavailable
 
 
 def open_standard_streams() -> None:
@@ -22,6 +24,16 @@ def open_standard_streams() -> None:
             os.set_inheritable(number, True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 (kept to the end)
+
+
+def check_working_directory() -> None:
+    """OutputUnavailable where the working directory was removed, or may not be entered: no path has a meaning then."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise OutputUnavailable(
+            f"the working directory: {error.strerror}; change to another one, and run again"
+        ) from error
 
 
 def _is_usable(number: int, mode: str) -> bool:
