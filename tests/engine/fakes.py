@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -76,10 +78,12 @@ class FakeRunner:
         self.num_sampled_rows += len(batch.logits_layout().tokens)
         if self.keeps_batches:
             self.batches.append(batch)
-        assert batch.num_tokens == sum(chunk.num_tokens for chunk in batch.chunks)
+        # Rows of columns: made once, as each call makes them anew.
+        chunks, ends = batch.chunks, list(accumulate(batch.counts))
+        assert batch.num_tokens == sum(batch.counts)
         self._copy(batch)
         # Every chunk is written before any is read, as each layer does.
-        for sequence, start, num_tokens in batch.chunks:
+        for sequence, start, num_tokens in chunks:
             token_ids = self._token_ids(sequence)
             state = 0 if start == 0 else state_of(token_ids[:start])
             for position in range(start, start + num_tokens):
@@ -89,8 +93,12 @@ class FakeRunner:
             raise torch.OutOfMemoryError(f"{batch.num_tokens} tokens")
         if self.failures:
             raise self.failures.pop(0)
-        layout = batch.logits_layout()
-        return torch.tensor([[self._read(batch, token)] for token in layout.tokens], dtype=torch.int64).view(-1, 1)
+        states = []
+        for token in batch.logits_layout().tokens:
+            index = bisect_right(ends, token)
+            sequence, start, num_tokens = chunks[index]
+            states.append(self._read(sequence, start + token - (ends[index] - num_tokens)))
+        return torch.tensor(states, dtype=torch.int64).view(-1, 1)
 
     def _token_ids(self, sequence: EngineSequence) -> Sequence[int]:
         if not sequence.num_unseen:
@@ -110,13 +118,10 @@ class FakeRunner:
         block_id = sequence.table.block_ids[position // self.pool.block_size]
         self.states[block_id][position % self.pool.block_size] = state
 
-    def _read(self, batch: Batch, token: int) -> int:
-        for sequence, start, num_tokens in batch.chunks:  # noqa: B007
-            if token < num_tokens:
-                break
-            token -= num_tokens
+    def _read(self, sequence: EngineSequence, position: int) -> int:
+        """The state after the token at `position`."""
         assert sequence.table is not None
-        size, end = self.pool.block_size, start + token + 1
+        size, end = self.pool.block_size, position + 1
         block_ids = sequence.table.block_ids
         if self.checks_context:
             state, token_ids = 0, self._token_ids(sequence)
