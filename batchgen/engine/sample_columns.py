@@ -12,24 +12,23 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import torch
 from batchgen_kernels.sample import SampleParams, SampleResult, TokenBias, TokenCounts
-from numpy.typing import NDArray
 
 from batchgen.engine.device import Device
 from batchgen.engine.ops import Ops
-from batchgen.engine.sequence import Sequence
+from batchgen.engine.sequence import Sequence, SequenceGroup
 from batchgen.sampling_params import SamplingParams
 
 _LEAST_TOP_P = 1e-30
 
-ParamsOf: TypeAlias = tuple[list[SamplingParams], NDArray[np.int64]]
-"""Distinct parameters, and which of them each row has."""
+ParamsOf: TypeAlias = tuple[list[SequenceGroup], list[int]]
+"""One group for each of the distinct parameters, and which of them each row has."""
 
 
 def sample_params(sequences: list[Sequence], device: Device) -> SampleParams:
     """Everything that decides the draws beside logits and keys."""
     params = _distinct(sequences)
     edits = _edits(sequences, params, device)
-    if all(each.is_greedy for each in params[0]):
+    if all(group.params.is_greedy for group in params[0]):
         return replace(edits, all_greedy=True)
     return replace(
         edits,
@@ -103,18 +102,21 @@ _CONSTANT = {"temperature_R", "top_k_R", "top_p_R", "min_p_R", "all_greedy"}
 def _distinct(sequences: list[Sequence]) -> ParamsOf:
     # All rows of a job have one and the same object.
     index_of: dict[int, int] = {}
-    distinct: list[SamplingParams] = []
-    rows = np.zeros(len(sequences), np.int64)
-    for row, sequence in enumerate(sequences):
-        params = sequence.group.params
-        index = index_of.setdefault(id(params), len(distinct))
+    distinct: list[SequenceGroup] = []
+    rows: list[int] = []
+    for sequence in sequences:
+        group = sequence.group
+        index = index_of.setdefault(id(group.params), len(distinct))
         if index == len(distinct):
-            distinct.append(params)
-        rows[row] = index
+            distinct.append(group)
+        rows.append(index)
     return distinct, rows
 
 
 def _edits(sequences: list[Sequence], params: ParamsOf, device: Device) -> SampleParams:
+    # What a group edits follows from its parameters.
+    if not any(group.params.has_penalties or group.edits.is_active for group in params[0]):
+        return SampleParams()
     return SampleParams(
         repetition_penalty_R=_column(params, lambda p: p.repetition_penalty, 1.0, np.float32, device),
         presence_penalty_R=_column(params, lambda p: p.presence_penalty, 0.0, np.float32, device),
@@ -133,7 +135,7 @@ def _column(
 ) -> torch.Tensor | None:
     """One value per row; None where all rows have the neutral one, so that its pass over the logits is left out."""
     distinct, rows = params
-    values = [value(each) for each in distinct]
+    values = [value(group.params) for group in distinct]
     if all(each == neutral for each in values):
         return None
     return device.upload(np.array(values, dtype=dtype)[rows])[0]

@@ -41,6 +41,11 @@ class TokenEdits:
         self._early = _entries({**self._always, **dict.fromkeys(self._stop_token_ids, BANNED)})
 
     @property
+    def is_active(self) -> bool:
+        """Whether there is any."""
+        return bool(self._always or self._long_words or (self._min_tokens and self._stop_token_ids))
+
+    @property
     def follow_text(self) -> bool:
         """Whether the edits depend on the tokens drawn so far, not on their number alone."""
         return bool(self._long_words)
