@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,12 +10,14 @@ import torch
 from batchgen_kernels import cpu
 from torch import nn
 
+from batchgen import BeamParams, Engine, SamplingParams
+from batchgen.engine import independent_rows
 from batchgen.engine.attention import ATTENTION_NAME
 from batchgen.engine.fused import FusedAttention, FusedGatedMLP, FusedRMSNorm, fuse_attention, fuse_layers
 from batchgen.engine.fused_decoder import FusedCausalLM, FusedDecoderLayer
 from batchgen.engine.independent_rows import make_rows_independent
 from batchgen.engine.miniature import random_model
-from tests.engine.models import config_of
+from tests.engine.models import config_of, save_model
 
 pytestmark = pytest.mark.skipif(not cpu.is_available(), reason="the C++ kernels are not built")
 
@@ -101,3 +104,31 @@ def test_layers_in_fp32_stay_modules() -> None:
     modules: list[nn.Module] = [layer.self_attn for layer in model.model.layers]
     make_rows_independent(model, modules)
     assert [type(module) for module in modules] == [FusedAttention] * 2
+
+
+def test_an_engine_gives_the_same_with_its_model_in_one_call_and_in_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = save_model(tmp_path, "plain", torch.bfloat16)
+    common: dict[str, Any] = {"max_tokens": 9, "ignore_eos": True, "seed": 3}
+    params = [
+        SamplingParams(temperature=0, prompt_logprobs=2, logprobs=1, **common),
+        SamplingParams(temperature=0.9, n=3, top_k=20, prompt_logprobs=0, **common),
+        SamplingParams(beam=BeamParams(width=3, num_return=2), **common),
+        SamplingParams(temperature=1.1, top_p=0.9, repetition_penalty=1.2, **common),
+    ]
+    start = list(range(2, 42))
+    prompts = [[*start, *range(50, 50 + 7 * row)] for row in range(12)]
+    each = [params[row % len(params)] for row in range(12)]
+
+    def results(*, in_one_call: bool) -> list[tuple[Any, Any]]:
+        if not in_one_call:
+            monkeypatch.setattr(independent_rows, "fuse_model", lambda model: None)
+        options: dict[str, Any] = {"dtype": "bfloat16", "device": "cpu", "block_size": 16, "kv_cache_memory": "1MiB"}
+        engine = Engine(str(directory), max_batch_tokens=48, max_sequences=8, **options)
+        assert (engine._runner._fused is not None) == in_one_call  # type: ignore[attr-defined]
+        found = {completion.prompt_index: completion for completion in engine.generate(prompts, each)}
+        assert all(completion.error is None for completion in found.values())
+        return [(found[row].samples, found[row].prompt_logprobs) for row in range(12)]
+
+    assert results(in_one_call=True) == results(in_one_call=False)

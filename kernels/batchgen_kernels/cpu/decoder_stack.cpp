@@ -200,10 +200,17 @@ DecoderStatus run_decoder_model(const KernelTable &kernels, const DecoderModelAr
   uint16_t *hidden = take_rows(step.num_tokens), *normed = take_rows(wanted.count);
   embedded.gather(static_cast<const uint16_t *>(model.embedding), features, hidden);
 
-  const int num_whole = wanted.is_all_of(step.num_tokens) ? model.num_layers : model.num_layers - 1;
+  // A token may be wanted twice: only where fewer rows are left is the last layer finished for the wanted ones alone.
+  const bool is_finished_whole = wanted.count >= step.num_tokens;
+  const int num_whole = is_finished_whole ? model.num_layers : model.num_layers - 1;
   run_decoder_layers(kernels, model.layers, num_whole, hidden, step);
   const uint16_t *last = hidden;
-  if (num_whole < model.num_layers) last = LayerRun(kernels, *model.layers[num_whole], step, hidden).run_for(wanted);
+  if (!is_finished_whole) {
+    last = LayerRun(kernels, *model.layers[num_whole], step, hidden).run_for(wanted);
+  } else if (!wanted.is_all_of(step.num_tokens)) {
+    uint16_t *const gathered = take_rows(wanted.count);
+    wanted.gather(hidden, features, gathered), last = gathered;
+  }
   if (wanted.count == 0) return kDone;
   kernels.rms_norm({last, nullptr, model.norm, normed, nullptr, features, 0, wanted.count, features, kBFloat16,
                     model.norm_dtype, model.eps, step.num_threads});
