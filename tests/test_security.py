@@ -23,10 +23,11 @@ from batchgen.engine.engine import Engine
 from batchgen.errors import ModelError
 from batchgen.pipeline.runner import run_job
 from batchgen.printable import printable, printable_lines
-from tests.commands.test_preview import preview, write_job
+from tests.commands.test_preview import preview
 from tests.data.reading import read_all, write_jsonl
 from tests.data.servers import Served, serving
 from tests.pipeline.fakes import FakeWorld, make_job
+from tests.pipeline.prompts import write_job
 from tests.program import batchgen
 
 ROOT = Path(__file__).parent.parent

@@ -16,9 +16,9 @@ from batchgen.config import JobConfig
 from batchgen.errors import ExitCode
 from batchgen.pipeline import redo as redo_pipeline
 from batchgen.pipeline import runner
-from tests.commands.test_preview import write_job
 from tests.json_documents import DOCUMENTS
 from tests.pipeline.fakes import FakeWorld, make_job
+from tests.pipeline.prompts import write_job
 from tests.pipeline.test_forecast import MEASURED, SAMPLE, assess
 
 Batchgen = Callable[..., tuple[Any, str, int]]

@@ -1,39 +1,16 @@
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from batchgen import cli
 from batchgen.config import load_job
 from batchgen.pipeline.preview import preview_job
-from tests.data.reading import write_jsonl
-from tests.pipeline.prompts import model_directory
-
-CHAT = {"messages": [{"role": "user", "content": "Say {{ word }}\n"}]}
-
-
-def write_job(base: Path, rows: list[Any], *, max_model_len: int = 64, **sections: Any) -> Path:
-    """A job over `rows` and a model that is a config and a tokenizer: weights do not exist."""
-    model = model_directory(base)
-    (model / "config.json").write_text(json.dumps({"max_position_embeddings": max_model_len, "vocab_size": 300}))
-    write_jsonl(base / "in.jsonl", rows)
-    job = {
-        "version": 1,
-        "model": {"path": str(model)},
-        "input": {"path": "in.jsonl"},
-        "prompt": CHAT,
-        "output": {"path": "out"},
-        **sections,
-    }
-    path = base / "job.yaml"
-    path.write_text(yaml.safe_dump(job))
-    return path
+from tests.pipeline.prompts import write_job
 
 
 def preview(job: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from batchgen_kernels import cpu
@@ -31,26 +29,11 @@ GEOMETRIES = [
 OPTIONS = [{}, {"window": 50}, {"window": 1}, {"softcap": 5.0}, {"sinks_H": True}, {"kv_dtype": torch.int8}]
 
 
-@pytest.fixture
-def _restore_level() -> Iterator[None]:
-    yield
-    cpu.set_level(LEVELS[-1])
-
-
 @pytest.fixture(params=LEVELS)
-def level(request: pytest.FixtureRequest, _restore_level: None) -> str:
+def level(request: pytest.FixtureRequest) -> str:
     """Each instruction-set level that this processor runs."""
     cpu.set_level(request.param)
     return str(request.param)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Waiting for a second thread on a busy machine would take most of the time of these small calls."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def expected(case: PagedCase) -> Tensor:
@@ -62,7 +45,6 @@ def expected(case: PagedCase) -> Tensor:
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: next(iter(options), "plain"))
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.usefixtures("_restore_level")
 def test_attention_equals_the_reference(dtype: torch.dtype, geometry: Geometry, options: dict[str, object]) -> None:
     options = dict(options)
     if "sinks_H" in options:

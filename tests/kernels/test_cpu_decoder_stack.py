@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,10 +17,9 @@ BLOCK = 16
 
 
 @pytest.fixture(params=cpu.levels() if cpu.is_available() else [])
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
+def level(request: pytest.FixtureRequest) -> str:
     cpu.set_level(request.param)
-    yield request.param
-    cpu.set_level(cpu.levels()[-1])
+    return str(request.param)
 
 
 def random(*shape: int, scale: float = 1.0) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -21,14 +21,10 @@ LEVELS = cpu.levels() if cpu.is_available() else []
 
 
 @pytest.fixture(autouse=True, params=LEVELS)
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each instruction-set level that this processor runs, on one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def level(request: pytest.FixtureRequest) -> str:
+    """Each instruction-set level that this processor runs."""
     cpu.set_level(request.param)
-    yield str(request.param)
-    torch.set_num_threads(threads)
-    cpu.set_level(LEVELS[-1])
+    return str(request.param)
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from batchgen_kernels import cpu
@@ -17,15 +15,6 @@ pytestmark = needs_kernels
 LEVELS = cpu.levels() if cpu.is_available() else []
 SHAPES = [(960, 576), (576, 576), (576, 1536), (70, 100), (33, 31), (1, 1), (32, 32)]
 ROWS = [*range(1, 66), 127, 128, 129, 300, 512]
-
-
-@pytest.fixture(autouse=True)
-def _restore() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    cpu.set_level(LEVELS[-1])
 
 
 @pytest.fixture(params=LEVELS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +20,7 @@ from batchgen_kernels.sample import (
 )
 
 from tests.kernels.cpu_cases import needs_kernels
-from tests.kernels.test_sample import keys, mixed_params, rows_of
+from tests.kernels.sample_cases import keys, mixed_params, rows_of
 
 pytestmark = needs_kernels
 
@@ -29,15 +28,6 @@ LEVELS = cpu.levels() if cpu.is_available() else []
 DISTINCT = [level for level in LEVELS if level in ("portable", "avx2")] + LEVELS[2:][-1:]
 """Above AVX2 all levels run the same code here."""
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
-@pytest.fixture(autouse=True)
-def _restore() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    cpu.set_level(LEVELS[-1])
 
 
 @pytest.fixture(params=DISTINCT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -19,7 +19,7 @@ from batchgen_kernels.top_tokens import (
 )
 
 from tests.kernels.cpu_cases import needs_kernels
-from tests.kernels.test_sample import mixed_params
+from tests.kernels.sample_cases import mixed_params
 
 
 class Twin(NamedTuple):
@@ -35,17 +35,14 @@ DISTINCT = [level for level in LEVELS if level in ("portable", "avx2")] + LEVELS
 
 
 @pytest.fixture(params=["reference", "triton", *(pytest.param(level, marks=needs_kernels) for level in DISTINCT)])
-def twin(request: pytest.FixtureRequest) -> Iterator[Twin]:
+def twin(request: pytest.FixtureRequest) -> Twin:
     """The reference, the Triton kernels, and each instruction-set level that has code of its own here."""
     if request.param == "reference":
-        yield Twin(top_tokens, token_ranks)
-        return
+        return Twin(top_tokens, token_ranks)
     if request.param == "triton":
-        yield Twin(top_tokens_triton, token_ranks_triton)
-        return
+        return Twin(top_tokens_triton, token_ranks_triton)
     cpu.set_level(request.param)
-    yield Twin(cpu.top_tokens, cpu.token_ranks)
-    cpu.set_level(LEVELS[-1])
+    return Twin(cpu.top_tokens, cpu.token_ranks)
 
 
 def random_logits(rows: int, vocabulary: int, step: float | None = None) -> torch.Tensor:
@@ -157,11 +154,8 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
 @needs_kernels
 def test_a_row_does_not_depend_on_its_neighbours_or_on_threads() -> None:
     logits_RV = random_logits(40, 1500)
-    whole, threads = cpu.top_tokens(logits_RV, 8), torch.get_num_threads()
-    try:
-        for count, rows in ((1, torch.tensor([7])), (2, torch.arange(39, 10, -1))):
-            torch.set_num_threads(count)
-            for part, of_whole in zip(cpu.top_tokens(logits_RV[rows], 8), whole, strict=True):
-                assert torch.equal(part, of_whole[rows])
-    finally:
-        torch.set_num_threads(threads)
+    whole = cpu.top_tokens(logits_RV, 8)
+    for count, rows in ((1, torch.tensor([7])), (2, torch.arange(39, 10, -1))):
+        torch.set_num_threads(count)
+        for part, of_whole in zip(cpu.top_tokens(logits_RV[rows], 8), whole, strict=True):
+            assert torch.equal(part, of_whole[rows])

@@ -14,6 +14,7 @@ from typing import Any
 from batchgen.config import JobConfig
 from batchgen.data.file_backend import FileBackend
 from batchgen.data.files import OutputFiles
+from batchgen.data.input_rows import InputRow
 from batchgen.data.reader import PromptReader
 from batchgen.pipeline.ports import FeedRequest, ModelFiles, PreparedRow, Services
 from batchgen.records import Completion, PartialSample, Prompt, RowError, Sample
@@ -147,8 +148,15 @@ def _completion(index: int, group: _Group, is_failing: bool) -> Completion:
     return Completion(index, ids, samples)
 
 
+def prepared(row: InputRow) -> PreparedRow:
+    """A row with the tokens of its column `prompt`: one per character, 0 for an exclamation mark."""
+    if row.error is not None:
+        return PreparedRow(row, None, row.error)
+    return PreparedRow(row, [0 if char == "!" else ord(char) for char in row.values["prompt"]], None)
+
+
 class FakeFeeder:
-    """Tokenizes column `prompt` in place: one token per character, 0 for an exclamation mark."""
+    """Prepares rows when they are asked for, in this process."""
 
     def __init__(self, request: FeedRequest) -> None:
         reader = PromptReader(request.scan, request.job.input, columns=["prompt"], check_carried=True)
@@ -162,10 +170,7 @@ class FakeFeeder:
     def get(self, timeout: float) -> PreparedRow | None:
         if not self._rows:
             return None
-        row = self._rows.popleft()
-        if row.error is not None:
-            return PreparedRow(row, None, row.error)
-        return PreparedRow(row, [0 if char == "!" else ord(char) for char in row.values["prompt"]], None)
+        return prepared(self._rows.popleft())
 
     def close(self) -> None:
         self._rows.clear()

@@ -1,10 +1,13 @@
-"""A small model directory and inputs for tests of the feeder."""
+"""A small model directory, inputs and jobs for tests of what prompts are made from."""
 
 from __future__ import annotations
 
 import datetime
+import json
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from batchgen.config import JobConfig
 from batchgen.data.inputs import list_inputs
@@ -37,3 +40,21 @@ def plan_prompts(
     write_jsonl(base / "in.jsonl", rows)
     scan = scan_inputs(list_inputs(job.input, base), job.input)
     return preparer_spec(job, scan, model_directory(base), max_model_len, STARTED), scan
+
+
+def write_job(base: Path, rows: list[Any], *, max_model_len: int = 64, **sections: Any) -> Path:
+    """A job over `rows` and a model that is a config and a tokenizer: weights do not exist."""
+    model = model_directory(base)
+    (model / "config.json").write_text(json.dumps({"max_position_embeddings": max_model_len, "vocab_size": 300}))
+    write_jsonl(base / "in.jsonl", rows)
+    job = {
+        "version": 1,
+        "model": {"path": str(model)},
+        "input": {"path": "in.jsonl"},
+        "prompt": {"messages": [{"role": "user", "content": "Say {{ word }}\n"}]},
+        "output": {"path": "out"},
+        **sections,
+    }
+    path = base / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    return path

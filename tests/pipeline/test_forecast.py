@@ -18,8 +18,8 @@ from batchgen.pipeline.plan import RowIndex
 from batchgen.pipeline.ports import Services
 from batchgen.pipeline.prompt_sample import PromptSample, histogram, shared_tokens, spread
 from batchgen.records import Prompt, RowRange
-from tests.commands.test_preview import write_job
 from tests.pipeline.fakes import FakeEngine, FakeFeeder, FakeMetrics
+from tests.pipeline.prompts import write_job
 
 MEASURED = Calibration(
     device="cpu",

@@ -16,7 +16,7 @@ from batchgen.data.input_rows import InputRow
 from batchgen.data.reader import PromptReader
 from batchgen.pipeline.ports import FeedRequest, ModelFiles, PreparedRow, Services
 from batchgen.records import Completion, Prompt
-from tests.pipeline.fakes import FakeEngine
+from tests.pipeline.fakes import FakeEngine, prepared
 
 STEP_SECONDS = 0.002
 
@@ -43,12 +43,9 @@ class QueueFeeder:
 
     def get(self, timeout: float) -> PreparedRow | None:
         try:
-            row = self._rows.get(timeout=timeout) if timeout > 0 else self._rows.get_nowait()
+            return prepared(self._rows.get(timeout=timeout) if timeout > 0 else self._rows.get_nowait())
         except queue.Empty:
             return None
-        if row.error is not None:
-            return PreparedRow(row, None, row.error)
-        return PreparedRow(row, [0 if char == "!" else ord(char) for char in row.values["prompt"]], None)
 
     def close(self) -> None:
         self._thread.join()
