@@ -108,7 +108,7 @@ def test_an_archive_that_unfolds_into_gigabytes_takes_no_memory(tmp_path: Path) 
 
 
 def test_long_rows_of_an_archive_are_carried_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_rows, "_TABLE_BYTES", 25_000)
+    monkeypatch.setattr(text_rows, "TABLE_BYTES", 25_000)
     with gzip.open(tmp_path / "in.jsonl.gz", "wt") as file:
         file.writelines(f'{{"n": {number}, "text": "{"x" * 10_000}"}}\n' for number in range(9))
     config = InputConfig(path="in.jsonl.gz")

@@ -8,13 +8,10 @@ from typing import Any, NamedTuple, TypeVar
 import pyarrow as pa
 
 from batchgen.data.arrow_types import cast_or_convert
-from batchgen.data.input_rows import InputRow, ScannedFile, UnfoldsTooFar
+from batchgen.data.input_rows import TABLE_BYTES, TABLE_ROWS, InputRow, ScannedFile, UnfoldsTooFar
 from batchgen.data.python_values import invalid_text_rows, to_python, value_bytes, without_rows
 from batchgen.errors import InputError
 from batchgen.records import RowError
-
-_SLICE_ROWS = 1024
-_TABLE_BYTES = 64 * 2**20
 
 Made = TypeVar("Made")
 
@@ -101,7 +98,7 @@ class BatchCursor:
         arrays = [self._array(batch, field, errors) for field in self._schema]
         # A dictionary is as large for a part of the rows.
         num_bytes = sum(array.nbytes for array in arrays if not isinstance(array, pa.DictionaryArray))
-        if num_bytes > _TABLE_BYTES and batch.num_rows > 1:
+        if num_bytes > TABLE_BYTES and batch.num_rows > 1:
             raise MemoryError
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
@@ -147,8 +144,8 @@ class BatchCursor:
                 self._rest = batch.slice(stop - first)
                 end = stop
             self._at = end
-            for at in range(max(first, start), end, _SLICE_ROWS):
-                yield at, batch.slice(at - first, min(_SLICE_ROWS, end - at))
+            for at in range(max(first, start), end, TABLE_ROWS):
+                yield at, batch.slice(at - first, min(TABLE_ROWS, end - at))
 
     def _take(self) -> pa.RecordBatch:
         batch, self._rest = self._rest, None

@@ -22,6 +22,9 @@ Compression = Literal["gzip", "bz2", "xz", "zstd"]
 
 OFFSET_EVERY = 1024
 """Rows between two byte offsets of a text file's index."""
+TABLE_ROWS = 1024
+TABLE_BYTES = 64 * 2**20
+"""Of one table on its way from reading to the output, at most; but one row may be larger."""
 
 
 class RowFailure(Exception):

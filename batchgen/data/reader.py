@@ -18,6 +18,8 @@ from batchgen.data.chat_messages import type_name
 from batchgen.data.formats.registry import FORMATS
 from batchgen.data.input_growth import has_grown
 from batchgen.data.input_rows import (
+    TABLE_BYTES,
+    TABLE_ROWS,
     InputFile,
     InputRow,
     InputScan,
@@ -40,10 +42,6 @@ __all__ = [
     "ScannedFile",
     "scan_inputs",
 ]
-
-
-_TABLE_ROWS = 1024
-_TABLE_BYTES = 64 * 2**20
 
 
 class Decoding(Protocol):
@@ -298,7 +296,7 @@ def _joined(pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
     held: list[pa.Table] = []
     num_rows = num_bytes = 0
     for piece in pieces:
-        if held and (num_rows + piece.num_rows > _TABLE_ROWS or num_bytes + piece.nbytes > _TABLE_BYTES):
+        if held and (num_rows + piece.num_rows > TABLE_ROWS or num_bytes + piece.nbytes > TABLE_BYTES):
             yield pa.concat_tables(held)
             held, num_rows, num_bytes = [], 0, 0
         held.append(piece)

@@ -12,14 +12,20 @@ import pyarrow as pa
 from batchgen.data.arrow_types import to_array
 from batchgen.data.compression import detect_compression
 from batchgen.data.file_identity import file_identity
-from batchgen.data.input_rows import OFFSET_EVERY, BadRow, InputFile, InputRow, RowFailure, ScannedFile
+from batchgen.data.input_rows import (
+    OFFSET_EVERY,
+    TABLE_BYTES,
+    TABLE_ROWS,
+    BadRow,
+    InputFile,
+    InputRow,
+    RowFailure,
+    ScannedFile,
+)
 from batchgen.data.text_lines import LineReader
 from batchgen.errors import InputError
 
 _NUM_BAD_ROWS_KEPT = 5
-_TABLE_ROWS = 1024
-_TABLE_BYTES = 64 * 2**20
-"""Of the file, decompressed; a table goes over it by two rows at most."""
 
 Content = TypeVar("Content")
 
@@ -185,14 +191,17 @@ class TextCursor(Generic[Content]):
         return InputRow(self._file.source, record.number, {name: values.get(name) for name in names})
 
     def tables(self, start: int, stop: int) -> Iterator[pa.Table]:
-        """The same rows as Arrow data, at most 1024 at a time; a row with an error is all null."""
+        """The same rows as Arrow data, at most TABLE_ROWS at a time; a row with an error is all null.
+
+        A table goes over TABLE_BYTES by two rows at most.
+        """
         held: list[InputRow] = []
         begun: int | None = None
         for row in self.rows(start, stop, self._schema.names):
             held.append(row)
             begun = self._lines.offset if begun is None else begun
-            # A few bytes of an archive may be many long rows.
-            if len(held) == _TABLE_ROWS or self._lines.offset - begun >= _TABLE_BYTES:
+            # A few bytes of an archive may be many long rows: bytes are those of the file, decompressed.
+            if len(held) == TABLE_ROWS or self._lines.offset - begun >= TABLE_BYTES:
                 yield self._table(held)
                 held, begun = [], self._lines.offset
         if held:

@@ -12,7 +12,7 @@ from batchgen.pipeline.progress import ProgressSnapshot
 MIN_SECONDS = 1.0
 """Between two points, at first."""
 SHARE = 1 / 500
-"""Of the time so far, between two points: an hour has about 1,500 points, a month 4,700."""
+"""Of the time so far, between two points: an hour has about 1,500 points, a month 4,800."""
 
 
 class Recorder:
