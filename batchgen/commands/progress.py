@@ -49,7 +49,7 @@ def figures(snapshot: ProgressSnapshot, pace: Pace) -> str:
     if (prompts := pace.prompt_tokens_per_second(snapshot)) >= 1:
         parts.append(f"{prompts:.0f} prompt tok/s")
     if snapshot.workers:
-        parts.append(f"{len(snapshot.workers)} workers{pace.worker_range(snapshot)}")
+        parts.append(f"{plural(len(snapshot.workers), 'worker')}{pace.worker_range(snapshot)}")
     parts.append(f"{snapshot.num_running} running")
     if snapshot.num_waiting:
         parts.append(f"{snapshot.num_waiting} waiting")
