@@ -27,18 +27,12 @@ from batchgen.engine.sample_columns import SamplingColumns
 from batchgen.engine.step_inputs import BlockTables, HostInputs, host_inputs
 from batchgen.records import Completion, Prompt
 from batchgen.sampling_params import BeamParams, SamplingParams
-from tests.engine.models import preempt_every, random_ids, save_model
+from tests.engine.models import preempt_every, random_ids
 from tests.engine.running import run
 from tests.engine.watched import Waited, WatchedDevice, watched_engine, watched_parts, watching
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "kv_cache_memory": "4MiB", "threads": 1, "max_batch_tokens": 64}
 OPTIONS["max_sequences"] = 12
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random two-layer llama."""
-    return save_model(tmp_path_factory.mktemp("models"), "plain")
 
 
 def rows(count: int = 14) -> tuple[list[Prompt], list[SamplingParams]]:
@@ -66,9 +60,9 @@ def rows(count: int = 14) -> tuple[list[Prompt], list[SamplingParams]]:
 COLOURS = {"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 1, "maxItems": 2}
 
 
-def plain(directory: Path, *work: Any) -> list[Completion]:
+def plain(tiny_llama: Path, *work: Any) -> list[Completion]:
     """What the processor makes of it, step after step."""
-    engine = Engine(str(directory), device="cpu", **OPTIONS)
+    engine = Engine(str(tiny_llama), device="cpu", **OPTIONS)
     completions = run(engine, *work)
     engine.close()
     return completions
@@ -84,13 +78,13 @@ def assert_same(ours: list[Completion], theirs: list[Completion]) -> None:
 @pytest.mark.parametrize("preempts", [False, True])
 @pytest.mark.parametrize("decode_buckets", [(), (1, 2, 4, 8, 16)])
 def test_pipelined_steps_give_the_same_bytes_and_wait_once_each(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, decode_buckets: tuple[int, ...], preempts: bool
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, decode_buckets: tuple[int, ...], preempts: bool
 ) -> None:
     device = WatchedDevice(decode_buckets)
-    engine = watched_engine(directory, device, select_ops(device.where), monkeypatch, **OPTIONS)
+    engine = watched_engine(tiny_llama, device, select_ops(device.where), monkeypatch, **OPTIONS)
     if preempts:
         preempt_every(engine, 5)
-    assert_same(run(engine, *rows()), plain(directory, *rows()))
+    assert_same(run(engine, *rows()), plain(tiny_llama, *rows()))
     assert device.num_waits == engine.metrics.num_steps
     assert (device.num_recorded > 0) == bool(decode_buckets)
     assert device.num_recorded <= len(decode_buckets)
@@ -98,10 +92,10 @@ def test_pipelined_steps_give_the_same_bytes_and_wait_once_each(
 
 
 def test_a_step_that_is_as_the_one_before_sends_next_to_nothing(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = WatchedDevice(())
-    parts = watched_parts(directory, device, select_ops(device.where), monkeypatch, **OPTIONS)
+    parts = watched_parts(tiny_llama, device, select_ops(device.where), monkeypatch, **OPTIONS)
     engine, runner = Engine.from_parts(parts), parts.runner
     assert isinstance(runner, ModelRunner)
     for row in range(8):
@@ -122,7 +116,7 @@ def test_a_step_that_is_as_the_one_before_sends_next_to_nothing(
     assert runner.tables.num_sent == sent + 8
 
 
-def test_what_needs_the_host_runs_on_the_device_too(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_needs_the_host_runs_on_the_device_too(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts, params = rows(9)
     kinds = [
         SamplingParams(max_tokens=6, seed=1, beam=BeamParams(width=3), logprobs=1),
@@ -132,17 +126,17 @@ def test_what_needs_the_host_runs_on_the_device_too(directory: Path, monkeypatch
     ]
     params[1:8:2] = kinds
     device = WatchedDevice()
-    engine = watched_engine(directory, device, select_ops(device.where), monkeypatch, **OPTIONS)
+    engine = watched_engine(tiny_llama, device, select_ops(device.where), monkeypatch, **OPTIONS)
     ours = run(engine, prompts, params)
     engine.close()
-    assert_same(ours, plain(directory, prompts, params))
+    assert_same(ours, plain(tiny_llama, prompts, params))
     text = ours[7].samples[0].text
     assert text is not None
     assert set(json.loads(text)) <= {"red", "blue"}
 
 
 @pytest.mark.slow
-def test_the_kernels_of_a_gpu_draw_the_same_tokens(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernels_of_a_gpu_draw_the_same_tokens(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Triton's interpreter in place of a GPU: plans, shared prefixes, padded steps and all.
     prompts = [
         Prompt(token_ids=random_ids(SPLIT_TOKENS + 6, 99) + random_ids(1 + row, row), row=row) for row in range(3)
@@ -160,14 +154,14 @@ def test_the_kernels_of_a_gpu_draw_the_same_tokens(directory: Path, monkeypatch:
     options = {**OPTIONS, "max_batch_tokens": 512, "kv_cache_memory": "8MiB"}
     # The model as it comes: the fused layers of a processor would not ask for these kernels.
     monkeypatch.setattr(loading, "make_rows_independent", lambda *_: None)
-    ours = run(watched_engine(directory, WatchedDevice((2, 4)), triton, monkeypatch, **options), prompts, params)
-    theirs = run(Engine(str(directory), device="cpu", **options), prompts, params)
+    ours = run(watched_engine(tiny_llama, WatchedDevice((2, 4)), triton, monkeypatch, **options), prompts, params)
+    theirs = run(Engine(str(tiny_llama), device="cpu", **options), prompts, params)
     assert [each.samples[0].token_ids for each in ours] == [each.samples[0].token_ids for each in theirs]
 
 
-def test_who_waits_is_noticed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_is_noticed(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = WatchedDevice()
-    parts = watched_parts(directory, device, select_ops(device.where), monkeypatch, **OPTIONS)
+    parts = watched_parts(tiny_llama, device, select_ops(device.where), monkeypatch, **OPTIONS)
     engine = Engine.from_parts(parts)
     sampler = parts.sampler
     inner = sampler._ops  # type: ignore[attr-defined]
@@ -192,7 +186,7 @@ def test_who_waits_is_noticed(directory: Path, monkeypatch: pytest.MonkeyPatch) 
         torch.zeros(3).cpu()
 
 
-def test_the_cache_takes_what_the_largest_step_leaves(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_takes_what_the_largest_step_leaves(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = WatchedDevice(memory=1 << 20)
     options = {**OPTIONS, "kv_cache_memory": "auto", "max_sequences": 64}
     batches: list[Batch] = []
@@ -203,7 +197,7 @@ def test_the_cache_takes_what_the_largest_step_leaves(directory: Path, monkeypat
         return execute(runner, batch, *drawn)
 
     monkeypatch.setattr(ModelRunner, "execute", noted)
-    parts = watched_parts(directory, device, select_ops(device.where), monkeypatch, **options)
+    parts = watched_parts(tiny_llama, device, select_ops(device.where), monkeypatch, **options)
     assert (device.num_largest_steps, len(batches)) == (1, 1)
     assert (batches[0].num_tokens, len(batches[0].samples)) == (64, 64)
     assert 0.9 * (1 << 20) < parts.kv_cache_bytes <= 1 << 20

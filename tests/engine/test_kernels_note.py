@@ -10,18 +10,10 @@ from batchgen_kernels.cpu import library
 
 from batchgen.engine.loading import EngineOptions, load_parts
 from batchgen.errors import JobError
-from tests.engine.models import save_model
-
-
-@pytest.fixture(scope="module")
-def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random two-layer llama."""
-    return save_model(tmp_path_factory.mktemp("models"), "plain")
 
 
 @pytest.fixture
-def stale_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def stale_library(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = cpu.KernelsUnavailable("_native.so has interface 8, not 9; build it again")
     monkeypatch.setattr(library, "_open", lambda: opened)
 

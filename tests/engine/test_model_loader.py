@@ -14,10 +14,7 @@ from batchgen.errors import ModelError
 from tests.engine.families import small_model
 from tests.tokenizers import byte_level, save
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from batchgen.engine.self_check import TEXT_LENGTHS, check_architecture, paged_l
 from batchgen.errors import ModelError
 from tests.engine.families import config_of, small_config, small_model
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 BY_CONFIG = {
     "granitemoehybrid": "only 2 call attention",
     "lfm2": "only 2 call attention",
@@ -27,11 +29,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "lfm2": {"num_hidden_layers": 4, "full_attn_idxs": [1, 3]},
     "llama4_text": {"attention_chunk_size": 16},
 }
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.mark.parametrize("family", REASONS)

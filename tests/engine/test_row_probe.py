@@ -13,7 +13,8 @@ from batchgen.engine.loading import EngineOptions, load_parts
 from batchgen.engine.model_loader import load_model
 from batchgen.engine.model_runner import ModelRunner
 from batchgen.engine.row_probe import row_dependence
-from tests.engine.models import save_model
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def _flags() -> str:
@@ -31,17 +32,6 @@ class Leaky(ModelRunner):
     def execute(self, batch: Batch) -> torch.Tensor:
         logits_RV = self.inner.execute(batch)
         return torch.nextafter(logits_RV, logits_RV + 1) if len(logits_RV) == 24 else logits_RV
-
-
-@pytest.fixture(scope="module")
-def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random two-layer llama."""
-    return save_model(tmp_path_factory.mktemp("models"), "plain")
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 @pytest.mark.skipif(not cpu.is_available(), reason="the promise is the C++ kernels'")

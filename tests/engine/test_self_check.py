@@ -12,11 +12,7 @@ from batchgen.engine.self_check import check_architecture, compare, difference
 from batchgen.errors import ModelError
 from tests.engine.families import ACCEPTED, config_of, small_config, small_model
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "batchgen" / "verdicts"
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.mark.parametrize("family", ACCEPTED)
@@ -70,7 +66,7 @@ def test_rope_by_batch_is_frozen_for_the_check() -> None:
     assert difference(config_of("llama", rope_parameters=rope, max_position_embeddings=64)) is None
 
 
-def test_the_verdict_is_kept_by_config(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_verdict_is_kept_by_config(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(self_check, "difference", lambda config: asked.append(config.hidden_size))
     check_architecture(config_of("llama"))
@@ -81,7 +77,7 @@ def test_the_verdict_is_kept_by_config(cache: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(self_check, "CHECK", "self_check-99")
     check_architecture(config_of("llama"))
     assert asked == [4096, 2048, 4096]
-    assert len(list(cache.iterdir())) == 3
+    assert len(list((own_cache / "verdicts").iterdir())) == 3
 
 
 def test_a_refusal_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,9 +89,9 @@ def test_a_refusal_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
         check_architecture(config_of("llama"))
 
 
-def test_a_damaged_verdict_is_made_anew(cache: Path) -> None:
+def test_a_damaged_verdict_is_made_anew(own_cache: Path) -> None:
     check_architecture(config_of("llama"))
-    (note,) = cache.iterdir()
+    (note,) = (own_cache / "verdicts").iterdir()
     note.write_text("{")
     check_architecture(config_of("llama"))
     assert note.read_text() == '""'

@@ -8,10 +8,7 @@ import pytest
 
 from batchgen.engine.verdicts import remembered
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def test_a_verdict_is_judged_once_per_key() -> None:
@@ -30,9 +27,9 @@ def test_a_verdict_is_judged_once_per_key() -> None:
 
 
 @pytest.mark.parametrize("damage", ["", '"cut', "[1]"])
-def test_a_damaged_note_is_judged_anew(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_note_is_judged_anew(own_cache: Path, damage: str) -> None:
     remembered("check-1", 1, lambda: "differs")
-    (note,) = (tmp_path / "batchgen" / "verdicts").iterdir()
+    (note,) = (own_cache / "verdicts").iterdir()
     note.write_text(damage)
     assert remembered("check-1", 1, lambda: "") == ""
     assert note.read_text() == '""'
