@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -28,12 +28,12 @@ def _explained(action: str, path: Path, *signals: type[OSError]) -> Iterator[Non
     try:
         yield
     except OSError as error:
-        if error.errno == errno.ENOTDIR and (file := _first(path, lambda each: each.exists())):
+        if error.errno == errno.ENOTDIR and (file := _first((*path.parents, path), lambda each: each.exists())):
             raise JobError(
                 f"{file}: is a file, where a directory must be; choose another output.path, or move it away"
             ) from error
         # What it leads to may be on a disk that is not mounted.
-        if error.errno == errno.ENOENT and (link := _first(path, lambda each: each.is_symlink())):
+        if error.errno == errno.ENOENT and (link := _first(path.parents, lambda each: each.is_symlink())):
             raise OutputUnavailable(
                 f"{link}: is a symbolic link to a directory that is not there; make it and run again"
             ) from error
@@ -43,9 +43,10 @@ def _explained(action: str, path: Path, *signals: type[OSError]) -> Iterator[Non
         raise OutputUnavailable(f"{path}: cannot {action}: {reason}; {remedy(error.errno)}") from error
 
 
-def _first(path: Path, is_such: Callable[[Path], bool]) -> Path | None:
-    """The first on the way to a path that is no directory and is such."""
-    return next((each for each in reversed(path.parents) if not each.is_dir() and is_such(each)), None)
+def _first(paths: Iterable[Path], is_such: Callable[[Path], bool]) -> Path | None:
+    """The outermost of paths that hold each other that is no directory, and is such."""
+    by_depth = sorted(paths, key=lambda each: len(each.parts))
+    return next((each for each in by_depth if not each.is_dir() and is_such(each)), None)
 
 
 def remedy(code: int | None) -> str:

@@ -57,6 +57,8 @@ def test_a_file_where_a_directory_must_be_is_a_wrong_job(tmp_path: Path) -> None
             with pytest.raises(JobError, match=f"{name}: is a file, where a directory must be; choose another output"):
                 Ledger.acquire(FILES, root)
     assert (tmp_path / "file").read_text() == "mine"
+    with pytest.raises(JobError, match="file: is a file, where a directory must be"):
+        FILES.list_directory(tmp_path / "file")
 
 
 def test_a_link_to_a_directory_that_is_not_mounted_is_to_be_mended(tmp_path: Path) -> None:
