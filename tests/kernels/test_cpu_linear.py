@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from batchgen_kernels import cpu
+from batchgen_kernels.cpu import linear
 from batchgen_kernels.cpu.linear import quantize_weight
 from torch import Tensor
 
@@ -41,6 +44,16 @@ def test_packed_product_equals_the_fp32_product(shape: tuple[int, int]) -> None:
         unrounded = packed(x, out_dtype=torch.float32)
         torch.testing.assert_close(unrounded, expected.float(), atol=1e-5 * shape[1] ** 0.5, rtol=1e-5)
         assert torch.equal(packed(x), unrounded.bfloat16())
+
+
+def test_packed_matrices_begin_at_cache_lines_and_lie_apart() -> None:
+    room = linear._Room()
+    sizes = [1, 64, 100, 3 << 20, linear._CHUNK_BYTES - (1 << 20), linear._CHUNK_BYTES + 1, 65]
+    taken = [room.take(size) for size in sizes]
+    assert [len(each) for each in taken] == sizes
+    places = sorted((each.data_ptr(), each.data_ptr() + len(each)) for each in taken)
+    assert all(start % 64 == 0 for start, _ in places)
+    assert all(end <= start for (_, end), (start, _) in pairwise(places))
 
 
 @pytest.mark.parametrize("shape", [(960, 576), (70, 100), (64, 1536)], ids=str)

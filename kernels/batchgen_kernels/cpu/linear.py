@@ -9,6 +9,7 @@ Legend: M rows, K inputs, N outputs, I gated outputs.
 from __future__ import annotations
 
 import ctypes
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ _BLOCK_BYTES = 64
 """Of an output's weights; in words of four bytes, which stay together."""
 _MAX_INPUTS_INT8 = 65536
 """More could overflow the int32 sums."""
+_CHUNK_BYTES = 64 << 20
+"""Above what an allocator keeps for itself."""
 
 
 class LinearArgs(ctypes.Structure):
@@ -40,15 +43,38 @@ class LinearArgs(ctypes.Structure):
     ]
 
 
+class _Room:
+    """Memory in huge pages for what is packed, one matrix after the other: most are smaller than such a page.
+
+    Chunks are large enough to come from the system untouched, and go back to it with the last matrix in them.
+    """
+
+    def __init__(self) -> None:
+        self._rest = torch.empty(0, dtype=torch.uint8)
+        self._lock = Lock()
+
+    def take(self, num_bytes: int) -> Tensor:
+        """Bytes that begin at a cache line, so that tiles are read whole."""
+        size = -(-num_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
+        with self._lock:
+            if size > len(self._rest):
+                chunk = torch.empty(max(size, _CHUNK_BYTES) + _BLOCK_BYTES, dtype=torch.uint8)
+                advise_huge_pages(chunk)
+                self._rest = chunk[-chunk.data_ptr() % _BLOCK_BYTES :]
+            taken, self._rest = self._rest[:num_bytes], self._rest[size:]
+        return taken
+
+
+_room = _Room()
+
+
 def _pack(weight_NK: Tensor) -> Tensor:
-    """Return the packed bytes of a bf16 or int8 weight, at a cache-line border so that tiles are read whole."""
+    """Return the packed bytes of a bf16 or int8 weight."""
     outputs, inputs = weight_NK.shape
     per_block = _BLOCK_BYTES // weight_NK.element_size()
     missing = (-inputs % per_block, -outputs % _PANEL)
     weight = pad(weight_NK, (0, missing[0], 0, missing[1])) if any(missing) else weight_NK.contiguous()
-    storage = torch.empty(weight.nbytes + _BLOCK_BYTES, dtype=torch.uint8)
-    advise_huge_pages(storage)
-    packed = storage[-storage.data_ptr() % _BLOCK_BYTES :][: weight.nbytes]
+    packed = _room.take(weight.nbytes)
     # The order of api.h is a transposition, which torch does on all threads.
     words = weight.view(torch.int32).view(len(weight) // _PANEL, 2, _PANEL // 2, -1, _BLOCK_BYTES // 4)
     in_order = words.permute(0, 3, 1, 4, 2)
