@@ -123,11 +123,8 @@ def paged_batch(num_sequences: int, context: int, queries: int, shared: int = 0)
     per_sequence = -(-context // BLOCK_SIZE)
     tables = torch.randperm(num_sequences * per_sequence).view(num_sequences, per_sequence).int()
     tables[:, : shared // BLOCK_SIZE] = tables[0, : shared // BLOCK_SIZE]
-    caches = []
-    for _ in range(2):
-        cache = torch.empty(tables.numel(), KV_HEADS, BLOCK_SIZE, HEAD_DIM, dtype=torch.bfloat16)
-        cpu.advise_huge_pages(cache)
-        caches.append(cache.normal_())
+    shape = (tables.numel(), KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+    caches = [cpu.empty_in_huge_pages(shape, torch.bfloat16).normal_() for _ in range(2)]
     q = torch.randn(num_sequences * queries, HEADS, HEAD_DIM).bfloat16()
     starts = torch.arange(num_sequences + 1).int() * queries
     return PagedBatch(q, caches[0], caches[1], tables, starts, torch.full((num_sequences,), context).int())

@@ -40,10 +40,9 @@ class KVCache:
 
     def _tensor(self, num_heads: int, dim: int | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         shape = (self.num_blocks, num_heads, self.block_size, *(() if dim is None else (dim,)))
-        tensor = torch.empty(shape, dtype=dtype, device=device)
         if device.type == "cpu" and cpu.is_available():
-            cpu.advise_huge_pages(tensor)
-        return tensor
+            return cpu.empty_in_huge_pages(shape, dtype)
+        return torch.empty(shape, dtype=dtype, device=device)
 
     @property
     def tensors(self) -> list[torch.Tensor]:

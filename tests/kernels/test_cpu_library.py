@@ -90,8 +90,10 @@ def test_no_code_of_a_newer_level_can_serve_an_older_one(tmp_path: Path) -> None
 
 
 @needs_kernels
-@pytest.mark.parametrize("elements", [0, 1, 5 << 20])
-def test_advice_on_huge_pages_changes_no_content(elements: int) -> None:
-    x = torch.arange(elements, dtype=torch.int32)
-    cpu.advise_huge_pages(x)
-    assert torch.equal(x, torch.arange(elements, dtype=torch.int32))
+@pytest.mark.parametrize("shape", [(0,), (), (3, 5), (5 << 20, 2)])
+def test_a_tensor_in_huge_pages_begins_with_one(shape: tuple[int, ...]) -> None:
+    x = cpu.empty_in_huge_pages(shape, torch.bfloat16).fill_(3)
+    assert x.shape == shape
+    assert x.is_contiguous()
+    assert x.data_ptr() % (2 << 20) == 0
+    assert bool((x == 3).all())

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from batchgen_kernels.cpu.library import DTYPE_CODES, advise_huge_pages, dtype_code, library
+from batchgen_kernels.cpu.library import DTYPE_CODES, dtype_code, empty_in_huge_pages, library
 from batchgen_kernels.cpu.linear import LinearArgs, PackedGatedLinear, PackedLinear
 from batchgen_kernels.segments import check_block_size
 
@@ -317,8 +317,7 @@ class DecoderModel:
     def _logits_for(self, count: int) -> Tensor:
         # Kept: the system would find and clear the pages of a new one in most steps, a twentieth of their time.
         if count > len(self._room_WV):
-            self._room_WV = torch.empty(count, self._num_logits)
-            advise_huge_pages(self._room_WV)
+            self._room_WV = empty_in_huge_pages([count, self._num_logits], torch.float32)
         if count != len(self._logits_WV):
             self._logits_WV = self._room_WV[:count]
         return self._logits_WV

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
+from collections.abc import Sequence
 from importlib import machinery
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +15,8 @@ from torch import Tensor
 
 INTERFACE_VERSION = 13
 """Of api.h; a library built from other sources is refused rather than called."""
+
+_HUGE_PAGE = 2 << 20
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
@@ -111,12 +115,16 @@ def set_num_threads(num_threads: int) -> None:
     torch.set_num_threads(num_threads)
 
 
-def advise_huge_pages(x: Tensor) -> None:
-    """Ask the system for huge pages under x, best before it is first written; only advice, and changes no content.
+def empty_in_huge_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """An uninitialised tensor that begins with a huge page, where the system has such pages to give.
 
-    Blocks of a cache lie anywhere, so with small pages most of them start with a walk of the page tables.
+    Weights pass by, and blocks of a cache lie anywhere: with small pages most reads start with a walk of page tables.
     """
-    library().bg_advise_huge_pages(ctypes.c_void_p(x.data_ptr()), ctypes.c_int64(x.nbytes))
+    num_bytes = math.prod(shape) * dtype.itemsize
+    room = torch.empty(num_bytes + _HUGE_PAGE, dtype=torch.uint8)
+    library().bg_advise_huge_pages(ctypes.c_void_p(room.data_ptr()), ctypes.c_int64(len(room)))
+    start = -room.data_ptr() % _HUGE_PAGE
+    return room[start : start + num_bytes].view(dtype).view(tuple(shape))
 
 
 def dtype_code(x: Tensor, name: str, allowed: tuple[torch.dtype, ...]) -> int:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from batchgen_kernels.cpu.library import DTYPE_CODES, advise_huge_pages, dtype_code, library, pointer
+from batchgen_kernels.cpu.library import DTYPE_CODES, dtype_code, empty_in_huge_pages, library, pointer
 
 _OUT_DTYPES = (torch.bfloat16, torch.float32)
 _GATES = 16
@@ -58,9 +58,7 @@ class _Room:
         size = -(-num_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
         with self._lock:
             if size > len(self._rest):
-                chunk = torch.empty(max(size, _CHUNK_BYTES) + _BLOCK_BYTES, dtype=torch.uint8)
-                advise_huge_pages(chunk)
-                self._rest = chunk[-chunk.data_ptr() % _BLOCK_BYTES :]
+                self._rest = empty_in_huge_pages([max(size, _CHUNK_BYTES)], torch.uint8)
             taken, self._rest = self._rest[:num_bytes], self._rest[size:]
         return taken
 
