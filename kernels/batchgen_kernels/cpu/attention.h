@@ -215,9 +215,10 @@ template <class Tile> class AttentionTask {
       ahead_.add(values_of(part.part.kv_head) + row_of(*block) * args_.head_dim_v,
                  rows * sizeof(Cache) * args_.head_dim_v);
     }
-    // One beside each pair of values, and in narrow tiles one beside each vector of scores and of weights.
+    // One beside each pair of values, and in narrow tiles one beside each vector of scores and of weights; in wide ones
+    // more time lies between two steps.
     const int per_tile = L < kLanes ? 2 * kSegmentTokens * L / kLanes : 0;
-    ahead_.spread(part.part.num_kv_heads * (kSegmentTokens / 2 + per_tile * part.tiles_per_head()));
+    ahead_.spread(part.part.num_kv_heads * (kSegmentTokens / 2 + per_tile * part.tiles_per_head()), L < kLanes ? 4 : 8);
   }
 
   void visit_segment(const Part &part, int segment) {

@@ -54,8 +54,8 @@ class Prefetcher {
     regions_[num_regions_] = {static_cast<const char *>(from), int((bytes + 63) / 64)};
     num_lines_ += regions_[num_regions_++].lines;
   }
-  // How many steps there will be: lines are spread over them, but more than a few at a time would queue.
-  void spread(int num_steps) { lines_per_step_ = std::clamp((num_lines_ + num_steps - 1) / num_steps, 1, kMostLines); }
+  // How many steps there will be: lines are spread over them, but more than `most` at a time would queue.
+  void spread(int num_steps, int most) { lines_per_step_ = std::clamp((num_lines_ + num_steps - 1) / num_steps, 1, most); }
   void step() {
     for (int i = 0; i < lines_per_step_; ++i) {
       if (lines_ == 0) {
@@ -69,13 +69,12 @@ class Prefetcher {
   }
 
  private:
-  static constexpr int kMostLines = 4;
   struct Region {
     const char *from;
     int lines;
   };
   const char *at_ = nullptr;
-  int num_regions_ = 0, next_ = 0, lines_ = 0, num_lines_ = 0, lines_per_step_ = kMostLines;
+  int num_regions_ = 0, next_ = 0, lines_ = 0, num_lines_ = 0, lines_per_step_ = 1;
   Region regions_[4 * kSegmentTokens];  // keys, values and their scales of blocks of one token
 };
 
