@@ -78,14 +78,14 @@ class SamplingColumns:
         """The draws of the next token of each sequence."""
         position = sequences[0].num_generated
         draws = self._draws
-        # A step that failed is forgotten as a whole: the first sequence tells whether all got on. Where a grammar binds
-        # one, it may have got on by more than the token drawn.
+        # A step that failed is forgotten as a whole: the first sequence tells whether all got on.
         if draws is None or position != self._next_position or sequences != self._sequences:
             params = sample_params(sequences, self._device)
             keys_R5 = keys_of(sequences, self._device)
             tops = [sequence.group.params.logprobs for sequence in sequences]
             draws = StepDraws(self._ops.sample_steps(params, keys_R5), tops)
-            is_constant = _is_constant(params) and all(sequence.constraint is None for sequence in sequences)
+            # What follows the text may edit the next step's logits, and a grammar get on by more than the token drawn.
+            is_constant = _is_constant(params) and not any(each.group.draws_follow_text for each in sequences)
             self._draws, self._sequences = (draws, sequences) if is_constant else (None, [])
         self._next_position = position + 1
         return draws

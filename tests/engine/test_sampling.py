@@ -101,6 +101,14 @@ def test_bad_words_are_stopped_at_their_last_token_with_and_without_a_space(tmp_
     assert any(C in token_ids[:2] for token_ids in ids_of(completion)), "no word was begun, so nothing was shown"
 
 
+def test_a_bad_word_that_begins_in_a_step_without_bans_is_stopped_in_the_next(tmp_path: Path) -> None:
+    logits_V = uneven()
+    logits_V[A], logits_V[B] = 9.0, 8.0
+    tokenizer = letters_tokenizer(tmp_path)
+    completion = complete(always(logits_V), greedy(5, bad_words=("aa",)), [B, B], tokenizer=tokenizer)
+    assert ids_of(completion) == [[A, B, A, B, A]]
+
+
 def greedy(max_tokens: int, **settings: Any) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **settings)
 
