@@ -76,8 +76,9 @@ def _seconds_of_products(model: Any, shapes: list[StepShape]) -> float:
     head = model.get_output_embeddings()
     body = list(_body(model, head))
     most = StepShape(*(max(column) for column in zip(*shapes, strict=True)))
-    multiply = [_bare(product, most.num_tokens, torch.bfloat16) for product in body]
-    multiply_head = _bare(head, most.num_logits, torch.float32)
+    rooms: Rooms = {}
+    multiply = [_bare(product, most.num_tokens, torch.bfloat16, rooms) for product in body]
+    multiply_head = _bare(head, most.num_logits, torch.float32, rooms)
     # Of the last layer only what comes before attention is needed of tokens whose logits are not wanted.
     whole, wanted = multiply[:-_PRODUCTS_AFTER_ATTENTION], [*multiply[-_PRODUCTS_AFTER_ATTENTION:], multiply_head]
     started = time.perf_counter()
@@ -99,14 +100,24 @@ def _body(model: Any, head: Any) -> Iterator[Any]:
             yield module.gated
 
 
-def _bare(product: Any, room: int, out_dtype: torch.dtype) -> Callable[[int], object]:
+Rooms = dict[tuple[str, int, int, torch.dtype], torch.Tensor]
+"""Inputs and results [rows, features], the same for all products of a size: the engine's lie in the caches, too."""
+
+
+def _bare(product: Any, room: int, out_dtype: torch.dtype, rooms: Rooms) -> Callable[[int], object]:
     """What multiplies the first rows of some inputs, of `room` rows at most; nothing is made in the call."""
+
+    def shared(name: str, features: int, dtype: torch.dtype) -> torch.Tensor:
+        size = (name, room, features, dtype)
+        if size not in rooms:
+            rooms[size] = torch.randn(room, features).to(dtype)
+        return rooms[size]
+
     kernel = product if isinstance(product, cpu.PackedLinear) else product.kernel
     if kernel is None:
-        x = torch.randn(room, product.in_features)
-        return lambda rows: product(x[:rows])
-    x = torch.randn(room, kernel.in_features).bfloat16()
-    out = torch.empty(room, kernel.out_features, dtype=out_dtype)
+        inputs = shared("x", product.in_features, torch.float32)
+        return lambda rows: product(inputs[:rows])
+    x, out = shared("x", kernel.in_features, torch.bfloat16), shared("out", kernel.out_features, out_dtype)
     args = kernel.prepared()
     args.x, args.x_stride = x.data_ptr(), x.stride(0)
     args.out, args.out_dtype, args.num_threads = out.data_ptr(), DTYPE_CODES[out_dtype], torch.get_num_threads()
