@@ -112,6 +112,32 @@ def test_a_shared_prefix_changes_no_bit(dtype: torch.dtype, window: int | None) 
         assert torch.equal(case.of_sequences([sequence]).attend(), case.rows_of(shared, sequence))
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("options", [{}, {"window": 100}, {"kv_dtype": torch.int8}], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.usefixtures("level")
+def test_decodes_behind_prefixes_change_no_bit(dtype: torch.dtype, options: dict[str, object], threads: int) -> None:
+    # Enough for each thread to take whole groups, from prefix to ends; beside them two sequences that share nothing.
+    lens = [193 + 13 * s % 170 for s in range(50)]
+    case = paged_case(lens, [1] * len(lens), dtype, shared_tokens=192, **options)
+    tables, apart = case.block_tables.clone(), paged_case(lens, [1] * len(lens), dtype, shared_tokens=0).block_tables
+    for group in range(4):
+        members = range(group, 48, 4)
+        tables[members, :12] = apart[group, :12]
+        tables[list(members[::3]), 12:16] = apart[group, 12:16]  # some go on together for one segment more
+    tables[48:, :12] = apart[48:, :12]
+    case.k_cache.nan_to_num_(), case.v_cache.nan_to_num_()  # the blocks of `apart` were written for other tables
+    for name in ("k_scales", "v_scales"):
+        if name in case.options:
+            case.options[name].nan_to_num_(0.01)
+    case = case._replace(block_tables=tables)
+    torch.set_num_threads(threads)
+    shared = case.attend()
+    assert torch.equal(shared, case.attend(share=False))
+    for sequence in range(len(lens)):
+        assert torch.equal(case.of_sequences([sequence]).attend(), case.rows_of(shared, sequence))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.usefixtures("level")
 def test_bits_do_not_depend_on_the_number_of_threads(dtype: torch.dtype) -> None:

@@ -51,24 +51,19 @@ template <class Tile> class PartRows {
   int tiles_per_head() const { return tiles_per_head_; }
   // Tiles are counted within the part here, and within the task from `first_tile` on in Tile.
   int rows_of(int tile) const { return std::min(L, num_rows_ - tile % tiles_per_head_ * L); }
-  int last_position() const { return positions_[num_rows_ - 1]; }
   const int32_t *positions(int tile) const { return positions_ + tile * L; }
   RowState &state(int tile) const { return states_[tile]; }
-
-  int first_position() const {
-    int first = INT32_MAX;
-    for (int row = 0; row < num_rows_; ++row) first = std::min(first, positions_[row]);
-    return first;
-  }
 
   void begin(Tile &tile) {
     for (int t = 0; t < num_tiles(); ++t) {
       std::fill_n(states_[t].maximum, kLanes, kNothing), std::fill_n(states_[t].sum, kLanes, 0.0f);
       std::memset(states_[t].values, 0, sizeof(float) * size_t(L * width_));
     }
+    const Query *rows[L];
     for_each_row([&](const Row &row) {
-      const Query *q = static_cast<const Query *>(args_.q) + queries_[row.query].token * args_.q_stride_t;
-      tile.set_query(first_tile + row.tile, row.lane, q + row.head * args_.q_stride_h);
+      rows[row.lane] = static_cast<const Query *>(args_.q) + queries_[row.query].token * args_.q_stride_t +
+                       row.head * args_.q_stride_h;
+      if (row.lane + 1 == rows_of(row.tile)) tile.set_queries(first_tile + row.tile, rows, row.lane + 1);
       if (!node.starts) receive(row);
     });
   }
@@ -88,9 +83,9 @@ template <class Tile> class PartRows {
 
   template <typename F> void for_each_row(F visit) const {
     for (int kv_head = 0; kv_head < part.num_kv_heads; ++kv_head)
-      for (int row = 0; row < num_rows_; ++row)
-        visit(Row{kv_head * tiles_per_head_ + row / L, row % L, row / group_,
-                  (part.kv_head + kv_head) * group_ + row % group_});
+      for (int row = 0, query = 0; row < num_rows_; ++query)
+        for (int member = 0; member < group_; ++member, ++row)
+          visit(Row{kv_head * tiles_per_head_ + row / L, row % L, query, (part.kv_head + kv_head) * group_ + member});
   }
 
   size_t shared_row(const Row &row) const { return size_t(part.query_begin + row.query) * args_.num_heads + row.head; }
@@ -135,16 +130,18 @@ template <class Tile> class PartRows {
   int32_t *positions_;
 };
 
-template <class Tile> class AttentionTask {
+// The parts of a run.
+template <class Tile> class AttentionRun {
  public:
   static constexpr int L = Tile::kRows;
   using Cache = typename Tile::CacheType;
   using Part = PartRows<Tile>;
 
-  AttentionTask(const AttentionArgs &args, const AttentionPlan &plan, const SharedRows &shared, const PlanTask &task,
-                Scratch &scratch)
-      : args_(args), num_parts_(task.part_end - task.part_begin), parts_(scratch.take<Part>(size_t(num_parts_))),
-        num_tiles_(take_parts(plan, shared, plan.parts.data() + task.part_begin, scratch)),
+  AttentionRun(const AttentionArgs &args, const AttentionPlan &plan, const SharedRows &shared, const PlanRun &run,
+               FetchStream<Cache> &stream, Scratch &scratch)
+      : args_(args), plan_(plan), stream_(stream), num_parts_(run.part_end - run.part_begin),
+        parts_(scratch.take<Part>(size_t(num_parts_))),
+        num_tiles_(take_parts(shared, plan.parts.data() + run.part_begin, scratch)),
         tile_(scratch, args.head_dim_k, args.head_dim_v, args.block_size, num_tiles_),
         values_(scratch.take<float>(size_t(L) * Tile::value_width(args.head_dim_v))),
         ranges_(scratch.take<LaneRange>(size_t(num_tiles_))) {
@@ -158,12 +155,9 @@ template <class Tile> class AttentionTask {
     for (int p = 0; p < num_parts_; ++p) parts_[p].begin(tile_);
     for (int p = 0; p < num_parts_; ++p) {
       const Part &part = parts_[p];
-      const int stop = std::min(part.node.segment_end, part.last_position() / kSegmentTokens + 1);
-      for (int segment = first_segment(part); segment < stop; ++segment) {
-        if (segment + 1 < stop)
-          fetch_ahead(part, segment + 1);
-        else if (p + 1 < num_parts_)
-          fetch_ahead(parts_[p + 1], first_segment(parts_[p + 1]));
+      const SegmentRange segments = segments_of(args_, plan_, part.part);
+      for (int segment = segments.begin; segment < segments.end; ++segment) {
+        stream_.begin_segment(steps_of(part));
         visit_segment(part, segment);
       }
     }
@@ -173,19 +167,21 @@ template <class Tile> class AttentionTask {
   }
 
  private:
-  int take_parts(const AttentionPlan &plan, const SharedRows &shared, const PlanPart *parts, Scratch &scratch) {
+  // Of Prefetcher, while a segment is computed: one beside each pair of values, and for each tile one beside each vector of
+  // scores and of weights, and those of the products.
+  int steps_of(const Part &part) const {
+    constexpr int kVectors = kSegmentTokens * L / kLanes;
+    const int per_tile = 2 * kVectors + Tile::product_steps(args_.head_dim_k, args_.head_dim_v);
+    return part.part.num_kv_heads * kSegmentTokens / 2 + part.num_tiles() * per_tile;
+  }
+
+  int take_parts(const SharedRows &shared, const PlanPart *parts, Scratch &scratch) {
     int num_tiles = 0;
     for (int p = 0; p < num_parts_; ++p) {
-      new (parts_ + p) Part(args_, plan, shared, parts[p], num_tiles, scratch);
+      new (parts_ + p) Part(args_, plan_, shared, parts[p], num_tiles, scratch);
       num_tiles += parts_[p].num_tiles();
     }
     return num_tiles;
-  }
-
-  // Segments before every row's window may lie in blocks that were given back.
-  int first_segment(const Part &part) const {
-    if (!args_.window) return part.node.segment_begin;
-    return std::max(part.node.segment_begin, (part.first_position() + 1 - args_.window) / kSegmentTokens);
   }
 
   const int32_t *blocks_of(const Part &part, int segment) const {
@@ -199,26 +195,6 @@ template <class Tile> class AttentionTask {
   }
   const Cache *values_of(int kv_head) const {
     return static_cast<const Cache *>(args_.v_cache) + int64_t(kv_head) * args_.block_size * args_.head_dim_v;
-  }
-
-  void fetch_ahead(const Part &part, int segment) {
-    const int num_keys = std::min(kSegmentTokens, part.last_position() + 1 - segment * kSegmentTokens);
-    const size_t rows = size_t(args_.block_size * part.part.num_kv_heads);
-    const int32_t *block = blocks_of(part, segment);
-    ahead_.clear();
-    for (int key = 0; key < num_keys; key += args_.block_size, ++block) {
-      if (args_.k_scales) {
-        const int64_t row = row_of(*block) + int64_t(part.part.kv_head) * args_.block_size;
-        ahead_.add(args_.k_scales + row, rows * sizeof(float)), ahead_.add(args_.v_scales + row, rows * sizeof(float));
-      }
-      ahead_.add(keys_of(part.part.kv_head) + row_of(*block) * args_.head_dim_k, rows * sizeof(Cache) * args_.head_dim_k);
-      ahead_.add(values_of(part.part.kv_head) + row_of(*block) * args_.head_dim_v,
-                 rows * sizeof(Cache) * args_.head_dim_v);
-    }
-    // One beside each pair of values, and in narrow tiles one beside each vector of scores and of weights; in wide ones
-    // more time lies between two steps.
-    const int per_tile = L < kLanes ? 2 * kSegmentTokens * L / kLanes : 0;
-    ahead_.spread(part.part.num_kv_heads * (kSegmentTokens / 2 + per_tile * part.tiles_per_head()), L < kLanes ? 4 : 8);
   }
 
   void visit_segment(const Part &part, int segment) {
@@ -275,18 +251,18 @@ template <class Tile> class AttentionTask {
     unit.state = &part.state(tile), unit.num_rows = part.rows_of(tile), unit.tile = part.first_tile + tile;
     unit.range = range, unit.rule = rule, unit.values = values;
     unit.begin = range.first / kLanes * kLanes, unit.end = (range.last + kLanes - 1) / kLanes * kLanes;
-    tile_.multiply_keys(unit.tile, unit.begin, unit.end, unit.products);
+    tile_.multiply_keys(unit.tile, unit.begin, unit.end, unit.products, stream_.ahead);
   }
 
   void advance() {
     ++count_;
     auto &last = units_[(count_ + 1) % 2], &before = units_[count_ % 2];
     if (before.state)
-      tile_.weigh_values(before.products, before.rounded, before.num_rows, before.begin, before.end, values_);
+      tile_.weigh_values(before.products, before.rounded, before.num_rows, before.begin, before.end, values_, stream_.ahead);
     if (last.state) {
-      if (const auto *values = last.values) tile_.load_values(values->cache, values->rows, values->begin, values->end, ahead_);
+      if (const auto *values = last.values) tile_.load_values(values->cache, values->rows, values->begin, values->end, stream_.ahead);
       weigh_keys<L>(tile_.products(last.tile, last.products), last.products, last.begin, last.end, last.range, last.rule,
-                    ahead_, last.maximum, last.sum);
+                    stream_.ahead, last.maximum, last.sum);
       tile_.round_weights(last.products, last.begin, last.end, last.rounded);
     }
     if (before.state)
@@ -296,13 +272,14 @@ template <class Tile> class AttentionTask {
   }
 
   const AttentionArgs &args_;
+  const AttentionPlan &plan_;
+  FetchStream<Cache> &stream_;
   const int num_parts_;
   Part *parts_;
   const int num_tiles_;
   Tile tile_;
   float *values_;
   LaneRange *ranges_;
-  Prefetcher ahead_;
   Unit<Cache> units_[2];
   SegmentValues<Cache> segment_values_[2];
   int64_t rows_[2][kSegmentTokens];  // of the caches, for the keys of two segments
@@ -324,19 +301,23 @@ template <class Wide, class Narrow> static void run_attention(const AttentionArg
   {
     Scratch &scratch = thread_scratch();
     int rows = 0;  // of the tiles that this thread is set up for
+    const auto compute = [&](const PlanRun &run, auto &stream) {
+      scratch.reset();
+      const PlanPart &first = plan.parts[run.part_begin];
+      const bool narrow = (first.query_end - first.query_begin) * group <= Narrow::kRows;
+      const int needed = narrow ? Narrow::kRows : Wide::kRows;
+      if (rows != needed) narrow ? Narrow::begin_tasks() : Wide::begin_tasks();
+      rows = needed;
+      if (narrow)
+        AttentionRun<Narrow>(args, plan, shared, run, stream, scratch).run();
+      else
+        AttentionRun<Wide>(args, plan, shared, run, stream, scratch).run();
+    };
     for (const auto &phase : plan.phases) {
 #pragma omp for schedule(dynamic, 1)
       for (size_t i = 0; i < phase.size(); ++i) {
-        scratch.reset();
-        const PlanPart &first = plan.parts[phase[i].part_begin];
-        const bool narrow = (first.query_end - first.query_begin) * group <= Narrow::kRows;
-        const int needed = narrow ? Narrow::kRows : Wide::kRows;
-        if (rows != needed) narrow ? Narrow::begin_tasks() : Wide::begin_tasks();
-        rows = needed;
-        if (narrow)
-          AttentionTask<Narrow>(args, plan, shared, phase[i], scratch).run();
-        else
-          AttentionTask<Wide>(args, plan, shared, phase[i], scratch).run();
+        FetchStream<typename Wide::CacheType> stream(args, plan, phase[i]);
+        for (int run = phase[i].run_begin; run < phase[i].run_end; ++run) compute(plan.runs[run], stream);
       }
     }
     end_tiles();

@@ -56,24 +56,27 @@ template <typename Cache, int L> class PairKeys {
 
   PairKeys(Scratch &scratch, int dim, int block_size, int num_tiles)
       : dim_(dim), rows_(scratch, dim, block_size), padded_(rows_.padded()),
-        queries_(scratch.take<uint16_t>(size_t(num_tiles) * padded_ * L)) {
-    std::memset(queries_, 0, sizeof(uint16_t) * size_t(num_tiles) * padded_ * L);
-  }
+        queries_(scratch.take<uint16_t>(size_t(num_tiles) * padded_ * L)) {}
 
   static void begin_tasks() { PairProducts<L>::begin_tasks(); }
 
   // queries_[tile][d / 2][lane] holds the pair (d, d + 1).
-  void set_query(int tile, int lane, const uint16_t *q) {
-    uint32_t *to = reinterpret_cast<uint32_t *>(queries_) + size_t(tile) * padded_ / 2 * L + lane;
-    for (int d = 0; d + 2 <= dim_; d += 2) std::memcpy(to + d / 2 * L, q + d, sizeof(uint32_t));
-    if (dim_ % 2) to[dim_ / 2 * L] = q[dim_ - 1];
+  void set_queries(int tile, const uint16_t *const *rows, int count) {
+    uint16_t *to = queries_ + size_t(tile) * padded_ * L;
+    for (int d = 0; d < padded_; d += 32) {
+      __m512i pairs[L];
+      for (int lane = 0; lane < L; ++lane)
+        pairs[lane] = lane < count ? _mm512_maskz_loadu_epi16(first_of_32(dim_ - d), rows[lane] + d) : _mm512_setzero_si512();
+      transpose_pairs(pairs);
+      for (int i = 0; i < L; ++i) _mm512_storeu_si512(to + d * L + i * 32, pairs[i]);
+    }
   }
 
   void load(const Cache *cache, const int64_t *rows, int begin, int end) { rows_.load(cache, rows, begin, end); }
 
   // products[key][L] of keys [begin, end), both multiples of 16.
-  void multiply(int tile, int begin, int end, float *products) const {
-    PairProducts<L>::multiply_keys(rows_.tiles(), queries_ + size_t(tile) * padded_ * L, padded_, begin, end, products);
+  void multiply(int tile, int begin, int end, float *products, Prefetcher &ahead) const {
+    PairProducts<L>::multiply_keys(rows_.tiles(), queries_ + size_t(tile) * padded_ * L, padded_, begin, end, products, ahead);
   }
   PlainProducts<L> products(int, const float *products) const { return {products}; }
 
@@ -127,6 +130,27 @@ template <int L> class QuadKeys {
 
   // queries_[tile][d / 64][d % 64 / 4][2][lane] holds four high bytes, then four low ones; with sixteen lanes they are in
   // tiles of their own, [tile][d / 64][2][d % 64 / 4][lane].
+  void set_queries(int tile, const uint16_t *const *rows, int count) {
+    for (int lane = 0; lane < count; ++lane) set_query(tile, lane, rows[lane]);
+  }
+
+  void load(const int8_t *cache, const int64_t *rows, int begin, int end) { rows_.load(cache, rows, begin, end); }
+
+  void multiply(int tile, int begin, int end, float *products, Prefetcher &fetches) const {
+    Prefetcher ahead = fetches;
+    const int8_t *q = queries_ + size_t(tile) * padded_ * 2 * L;
+    for (int key = begin; key < end; key += 2 * kLanes)
+      key + kLanes < end ? multiply_tiles<true>(q, key, products, ahead) : multiply_tiles<false>(q, key, products, ahead);
+    fetches = ahead;
+  }
+
+  QuadProducts<L> products(int tile, const float *products) const {
+    return {products, spread_rows<L>(scales_ + tile * L)};
+  }
+
+ private:
+  static constexpr float kMost = 32512.0f;  // 127 * 256
+
   void set_query(int tile, int lane, const uint16_t *q) {
     const float top = largest_magnitude(q, dim_);
     const bool is_zero = top < kAsGoodAsZero;
@@ -143,21 +167,6 @@ template <int L> class QuadKeys {
         for (int half = 0; half < 2; ++half) std::memcpy(to + place(d + i, half), bytes[half] + i, 4);
     }
   }
-
-  void load(const int8_t *cache, const int64_t *rows, int begin, int end) { rows_.load(cache, rows, begin, end); }
-
-  void multiply(int tile, int begin, int end, float *products) const {
-    const int8_t *q = queries_ + size_t(tile) * padded_ * 2 * L;
-    for (int key = begin; key < end; key += 2 * kLanes)
-      key + kLanes < end ? multiply_tiles<true>(q, key, products) : multiply_tiles<false>(q, key, products);
-  }
-
-  QuadProducts<L> products(int tile, const float *products) const {
-    return {products, spread_rows<L>(scales_ + tile * L)};
-  }
-
- private:
-  static constexpr float kMost = 32512.0f;  // 127 * 256
 
   // NaN where one of them is not finite: then all products are.
   static float largest_magnitude(const uint16_t *q, int dim) {
@@ -182,7 +191,7 @@ template <int L> class QuadKeys {
   }
 
   // Keys of one or two tiles.
-  template <bool two> void multiply_tiles(const int8_t *q, int key, float *products) const {
+  template <bool two> void multiply_tiles(const int8_t *q, int key, float *products, Prefetcher &ahead) const {
     const int8_t *first = rows_.tiles()[key / kLanes], *second = two ? rows_.tiles()[key / kLanes + 1] : nullptr;
     const size_t stride = size_t(padded_);
     float *out = products + key * 2 * L, *next = out + kLanes * 2 * L;
@@ -192,6 +201,7 @@ template <int L> class QuadKeys {
         tile_load<2>(q + d * 2 * L, 32);
         tile_load<3>(first + d, stride), tile_dot_signed<0, 3, 2>();
         if (two) tile_load<4>(second + d, stride), tile_dot_signed<1, 4, 2>();
+        ahead.step(2 * kStepsPerTiles);
       }
       tile_store<0>(out, 32);
       if (two) tile_store<1>(next, 32);

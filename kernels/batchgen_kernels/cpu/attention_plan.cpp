@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
+#include <utility>
 
 namespace {
 
@@ -12,6 +12,10 @@ constexpr int kMostRows = 192, kFewestRows = 64;
 
 // A thread's share of a phase is at least this many tasks, so that all end at about the same time.
 constexpr int kLongTasks = 3, kShortTasks = 8;
+
+// Sequences that decode behind one prefix are a thread's from the prefix to their ends where a thread gets at least this
+// many of such branches, each of which has at least so many rows.
+constexpr int kBranchTasks = 1, kBranchRows = 96;
 
 template <typename T> T divide_up(T a, T b) { return (a + b - 1) / b; }
 
@@ -30,17 +34,77 @@ class Planner {
 
   AttentionPlan build() {
     collect_sequences();
-    for (size_t i = 0; i < spans_.size();) {
-      size_t j = i + 1;
-      while (j < spans_.size() && share_segment(spans_[i], spans_[j], 0)) ++j;
-      add_subtree(i, j, 0, 0);
-      i = j;
-    }
-    for (const auto &parts : parts_) plan_.phases.push_back(tasks_of(cut_long_ones(parts)));
+    if (!plan_branches()) plan_levels();
     return std::move(plan_);
   }
 
  private:
+  // Parts by how many nodes lie before their own: each level needs results of the ones before.
+  using Levels = std::vector<std::vector<PlanPart>>;
+
+  // All threads share each level.
+  void plan_levels() {
+    Levels levels;
+    for (const auto &[begin, end] : groups_) add_subtree(begin, end, 0, levels);
+    plan_phases(levels);
+  }
+
+  void plan_phases(const Levels &levels) {
+    for (size_t i = 0; i < levels.size(); ++i) {
+      if (plan_.phases.size() <= i) plan_.phases.resize(i + 1);
+      add_tasks(plan_.phases[i], cut_long_ones(levels[i]));
+    }
+    // Longest first.
+    for (auto &phase : plan_.phases)
+      std::stable_sort(phase.begin(), phase.end(), [](const PlanTask &a, const PlanTask &b) { return a.cost > b.cost; });
+  }
+
+  // As plan_levels(), but sequences that decode behind a prefix are a task with it: no thread waits for another's results,
+  // and what each has of its own is fetched while the prefix is computed. False, and nothing done, where such tasks are
+  // none or too few for all threads to end at about the same time.
+  bool plan_branches() {
+    Levels levels;
+    std::vector<Levels> branches;
+    for (const auto &[begin, end] : groups_) {
+      if (!is_decoded_together(begin, end)) {
+        add_subtree(begin, end, 0, levels);
+        continue;
+      }
+      const int rows = int(end - begin) * group_, count = std::max(rows / kBranchRows, 1);
+      for (int i = 0; i < count; ++i) {
+        branches.emplace_back();
+        add_subtree(begin + (end - begin) * i / count, begin + (end - begin) * (i + 1) / count, 0, branches.back());
+      }
+    }
+    int64_t total = cost_of(levels), most = 0;
+    for (const Levels &branch : branches) total += cost_of(branch), most = std::max(most, cost_of(branch));
+    if (branches.empty() || most > total / (kBranchTasks * args_.num_threads) * 17 / 16) {
+      plan_.nodes.clear(), plan_.has_shared_nodes = false;
+      return false;
+    }
+    plan_.phases.resize(1);
+    for (const Levels &branch : branches) add_branch(plan_.phases[0], branch);
+    plan_phases(levels);
+    return true;
+  }
+
+  bool is_decoded_together(size_t begin, size_t end) const {
+    return end - begin > 1 && std::all_of(spans_.begin() + begin, spans_.begin() + end,
+                                          [](const SequenceSpan &span) { return span.num_queries == 1; });
+  }
+
+  void add_branch(std::vector<PlanTask> &tasks, const Levels &branch) {
+    const int begin = int(plan_.runs.size());
+    for (const auto &level : branch)
+      for (int width : {0, kLanes, 4}) {
+        const int first = int(plan_.parts.size());
+        for (const PlanPart &part : level)
+          if (width_of(part) == width) plan_.parts.push_back(part);
+        if (const int end = int(plan_.parts.size()); end > first) plan_.runs.push_back({first, end});
+      }
+    tasks.push_back({begin, int(plan_.runs.size()), cost_of(branch)});
+  }
+
   bool share_segment(const SequenceSpan &a, const SequenceSpan &b, int segment) const {
     return segment < a.shareable_segments && segment < b.shareable_segments && compare_segment(a, b, segment) == 0;
   }
@@ -73,39 +137,43 @@ class Planner {
       span.query_begin = int32_t(plan_.queries.size());
       for (int i = 0; i < span.num_queries; ++i) plan_.queries.push_back({token + i, span.first_position + i});
     }
+    for (size_t i = 0, j; i < spans_.size(); i = j) {
+      for (j = i + 1; j < spans_.size() && share_segment(spans_[i], spans_[j], 0);) ++j;
+      groups_.push_back({i, j});
+    }
   }
 
   // Sequences [begin, end) agree on all segments before `segment`.
-  void add_subtree(size_t begin, size_t end, int segment, size_t depth) {
+  void add_subtree(size_t begin, size_t end, int segment, Levels &levels, size_t depth = 0) {
     const SequenceSpan &first = spans_[begin], &last = spans_[end - 1];
     if (end - begin == 1) {
-      add_node(begin, end, segment, first.num_segments, depth, true);
+      add_node(begin, end, segment, first.num_segments, levels, depth);
       return;
     }
     int stop = segment;
     while (share_segment(first, last, stop)) ++stop;
     if (stop > segment) {
-      add_node(begin, end, segment, stop, depth, false);
+      add_node(begin, end, segment, stop, levels, depth);
       plan_.has_shared_nodes = true;
       ++depth;
     }
     for (size_t i = begin; i < end;) {
       size_t j = i + 1;
       while (j < end && share_segment(spans_[i], spans_[j], stop)) ++j;
-      add_subtree(i, j, stop, depth);
+      add_subtree(i, j, stop, levels, depth);
       i = j;
     }
   }
 
-  void add_node(size_t begin, size_t end, int segment_begin, int segment_end, size_t depth, bool ends) {
+  void add_node(size_t begin, size_t end, int segment_begin, int segment_end, Levels &levels, size_t depth) {
     const SequenceSpan &first = spans_[begin], &last = spans_[end - 1];
     const int query_begin = first.query_begin, query_end = last.query_begin + last.num_queries;
     plan_.nodes.push_back(
-        {query_begin, query_end, segment_begin, segment_end, first.block_table, segment_begin == 0, ends});
-    if (parts_.size() <= depth) parts_.resize(depth + 1);
+        {query_begin, query_end, segment_begin, segment_end, first.block_table, segment_begin == 0, end - begin == 1});
+    if (levels.size() <= depth) levels.resize(depth + 1);
     const int node = int(plan_.nodes.size()) - 1, heads = heads_per_part(query_end - query_begin);
     for (int head = 0; head < args_.num_kv_heads; head += heads)
-      add_parts(parts_[depth], {node, head, heads, query_begin, query_end, 0}, kMostRows);
+      add_parts(levels[depth], {node, head, heads, query_begin, query_end, 0}, kMostRows);
   }
 
   // With few rows, keys and values are read once and not again, and a block's lie side by side for all heads.
@@ -142,27 +210,27 @@ class Planner {
     return cut;
   }
 
-  // Longest first. Parts with few rows are joined: their tiles take turns, and the first keys of one are fetched while the
-  // last of the one before are computed.
-  std::vector<PlanTask> tasks_of(const std::vector<PlanPart> &parts) {
+  // Parts with few rows are joined: their tiles take turns, and the first keys of one are fetched while the last of the one
+  // before are computed.
+  void add_tasks(std::vector<PlanTask> &tasks, const std::vector<PlanPart> &parts) {
     const int64_t most = share_of(parts, kShortTasks);
-    std::vector<PlanTask> tasks;
     int width_before = 0;
     for (const PlanPart &part : parts) {
-      const int index = int(plan_.parts.size()), rows = rows_of(part);
-      const int width = rows <= 4 ? 4 : rows <= kLanes ? kLanes : 0;
-      if (width && width == width_before && tasks.back().cost + part.cost <= most)
-        tasks.back().part_end = index + 1, tasks.back().cost += part.cost;
-      else
-        tasks.push_back({index, index + 1, part.cost});
+      const int index = int(plan_.parts.size()), width = width_of(part);
+      if (width && width == width_before && tasks.back().cost + part.cost <= most) {
+        plan_.runs.back().part_end = index + 1, tasks.back().cost += part.cost;
+      } else {
+        const int run = int(plan_.runs.size());
+        plan_.runs.push_back({index, index + 1}), tasks.push_back({run, run + 1, part.cost});
+      }
       width_before = width;
       plan_.parts.push_back(part);
     }
-    std::stable_sort(tasks.begin(), tasks.end(), [](const PlanTask &a, const PlanTask &b) { return a.cost > b.cost; });
-    return tasks;
   }
 
   int rows_of(const PlanPart &part) const { return (part.query_end - part.query_begin) * group_; }
+  // Of the tiles in which parts take turns; 0: by themselves.
+  int width_of(const PlanPart &part) const { return rows_of(part) <= 4 ? 4 : rows_of(part) <= kLanes ? kLanes : 0; }
 
   // Proportional to time: reading a segment counts as much as computing about sixteen rows of it.
   int64_t cost_of(const PlanPart &part) const {
@@ -174,10 +242,17 @@ class Planner {
     return int64_t(segments) * part.num_kv_heads * (divide_up(rows_of(part), kLanes) + 1);
   }
 
+  static int64_t cost_of(const Levels &levels) {
+    int64_t cost = 0;
+    for (const auto &level : levels)
+      for (const PlanPart &part : level) cost += part.cost;
+    return cost;
+  }
+
   const AttentionArgs &args_;
   const int blocks_per_segment_, group_;
   std::vector<SequenceSpan> spans_;
-  std::vector<std::vector<PlanPart>> parts_;  // by phase
+  std::vector<std::pair<size_t, size_t>> groups_;  // spans that share their first segment
   AttentionPlan plan_;
 };
 

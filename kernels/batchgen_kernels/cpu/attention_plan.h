@@ -26,9 +26,14 @@ struct PlanPart {
   int64_t cost;
 };
 
-// Parts that a thread takes one after the other: one with many rows, or several with few (1 to 4 or 5 to 16 rows a head).
-struct PlanTask {
+// Parts whose tiles take turns: one with many rows a head, or several with 1 to 4, or with 5 to 16.
+struct PlanRun {
   int32_t part_begin, part_end;  // in AttentionPlan::parts
+};
+
+// Runs that a thread takes one after the other; a later one may need results of an earlier one.
+struct PlanTask {
+  int32_t run_begin, run_end;  // in AttentionPlan::runs; their parts are neighbours
   int64_t cost;
 };
 
@@ -36,6 +41,7 @@ struct AttentionPlan {
   std::vector<PlannedQuery> queries;
   std::vector<PlanNode> nodes;
   std::vector<PlanPart> parts;
+  std::vector<PlanRun> runs;
   std::vector<std::vector<PlanTask>> phases;  // a phase needs only results of earlier ones
   bool has_shared_nodes = false;
 };

@@ -45,39 +45,6 @@ template <int L> static inline LaneRange visible_keys(const int32_t *positions, 
   return {spread_rows<L>(begin), spread_rows<L>(end), first, last, whole};
 }
 
-// Fetches the keys and values that come next a few lines at a time between the arithmetic of those before (all at once they
-// would only queue), in the order of their addresses, which the processor's own prefetcher follows.
-class Prefetcher {
- public:
-  void clear() { num_regions_ = next_ = lines_ = num_lines_ = 0; }
-  void add(const void *from, size_t bytes) {
-    regions_[num_regions_] = {static_cast<const char *>(from), int((bytes + 63) / 64)};
-    num_lines_ += regions_[num_regions_++].lines;
-  }
-  // How many steps there will be: lines are spread over them, but more than `most` at a time would queue.
-  void spread(int num_steps, int most) { lines_per_step_ = std::clamp((num_lines_ + num_steps - 1) / num_steps, 1, most); }
-  void step() {
-    for (int i = 0; i < lines_per_step_; ++i) {
-      if (lines_ == 0) {
-        if (next_ == num_regions_) return;
-        at_ = regions_[next_].from, lines_ = regions_[next_].lines;
-        ++next_;
-      }
-      __builtin_prefetch(at_, 0, 2);
-      at_ += 64, --lines_;
-    }
-  }
-
- private:
-  struct Region {
-    const char *from;
-    int lines;
-  };
-  const char *at_ = nullptr;
-  int num_regions_ = 0, next_ = 0, lines_ = 0, num_lines_ = 0, lines_per_step_ = 1;
-  Region regions_[4 * kSegmentTokens];  // keys, values and their scales of blocks of one token
-};
-
 struct ScoreRule {
   float scale, softcap;
   const float *key_scale, *value_scale;  // [kSegmentTokens] or null
@@ -101,8 +68,9 @@ template <int L> struct PlainProducts {
 // see all keys, and scores are products times the scale. Weights may overwrite products of keys that were read.
 template <int L, bool kPlain, class Products>
 static inline void weigh_seen_keys(const Products &products, float *weights, int key_begin, int key_end, const LaneRange &range,
-                                   const ScoreRule &rule, Prefetcher &ahead, Vec &maximum, Vec &sum) {
+                                   const ScoreRule &rule, Prefetcher &fetches, Vec &maximum, Vec &sum) {
   constexpr int kKeys = kLanes / L, kVectors = 4;  // in flight
+  Prefetcher ahead = fetches;
   const Vec scale = splat(rule.scale);
   Vec highest[kVectors];
   for (int i = 0; i < kVectors; ++i) highest[i] = splat(kNothing);
@@ -118,7 +86,7 @@ static inline void weigh_seen_keys(const Products &products, float *weights, int
       }
       if constexpr (!kPlain || !std::is_same_v<Products, PlainProducts<L>>) store(weights + key * L, score);
       highest[i] = max(highest[i], score);
-      if constexpr (L < kLanes) ahead.step();
+      ahead.step();
     }
   Vec top = max(max(highest[0], highest[1]), max(highest[2], highest[3]));
   if constexpr (L < kLanes) top = fold_groups(top, [](Vec a, Vec b) { return max(a, b); });
@@ -138,8 +106,9 @@ static inline void weigh_seen_keys(const Products &products, float *weights, int
       if constexpr (!kPlain)
         if (rule.value_scale) weight = weight * spread_keys<L>(rule.value_scale + key);
       store(weights + key * L, weight);
-      if constexpr (L < kLanes) ahead.step();
+      ahead.step();
     }
+  fetches = ahead;
   maximum = top;
   if constexpr (L == kLanes)
     sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);

@@ -13,17 +13,23 @@ template <typename Cache, int L> class PairTile {
 
   static int value_width(int head_dim_v) { return (head_dim_v + 31) / 32 * 32; }
   static void begin_tasks() { TileKeys<Cache, L>::begin_tasks(); }
+  // Of Prefetcher, in multiply_keys() and weigh_values() of one segment.
+  static int product_steps(int head_dim_k, int head_dim_v) {
+    return PairProducts<L>::num_steps(head_dim_k, value_width(head_dim_v));
+  }
 
   PairTile(Scratch &scratch, int head_dim_k, int head_dim_v, int block_size, int num_tiles)
       : dim_v_(head_dim_v), width_(value_width(head_dim_v)), keys_(scratch, head_dim_k, block_size, num_tiles),
         values_(scratch.take<uint16_t>(size_t(kSegmentTokens) * width_)) {}
 
-  void set_query(int tile, int lane, const uint16_t *q) { keys_.set_query(tile, lane, q); }
+  // The rows of a tile; lanes from `count` on are as if they were 0.
+  void set_queries(int tile, const uint16_t *const *rows, int count) { keys_.set_queries(tile, rows, count); }
 
   // Keys [begin, end) of one segment; rows[k] is the cache row of key k.
   void load_keys(const Cache *k_cache, const int64_t *rows, int begin, int end) { keys_.load(k_cache, rows, begin, end); }
 
-  void load_values(const Cache *v_cache, const int64_t *rows, int begin, int end, Prefetcher &ahead) {
+  void load_values(const Cache *v_cache, const int64_t *rows, int begin, int end, Prefetcher &fetches) {
+    Prefetcher ahead = fetches;
     // Keys outside [begin, end) weigh 0, and 0 times whatever lies there must be 0.
     for (int key = 0; key < kSegmentTokens; key += 2) {
       const Cache *even = key >= begin && key < end ? v_cache + rows[key] * dim_v_ : nullptr;
@@ -31,10 +37,13 @@ template <typename Cache, int L> class PairTile {
       interleave_rows(even, odd, values_ + size_t(key) * width_);
       ahead.step();
     }
+    fetches = ahead;
   }
 
   // Of keys [begin, end), both multiples of 16; products() reads them.
-  void multiply_keys(int tile, int begin, int end, float *products) const { keys_.multiply(tile, begin, end, products); }
+  void multiply_keys(int tile, int begin, int end, float *products, Prefetcher &ahead) const {
+    keys_.multiply(tile, begin, end, products, ahead);
+  }
   auto products(int tile, const float *products) const { return keys_.products(tile, products); }
 
   // rounded[row][key] in bf16, zero outside [begin, end).
@@ -46,8 +55,9 @@ template <typename Cache, int L> class PairTile {
   }
 
   // out[row][d] = sum over keys [begin, end) of rounded[row][key] * value[key][d].
-  void weigh_values(const float *, const uint16_t *rounded, int num_rows, int begin, int end, float *out) const {
-    PairProducts<L>::weigh_values(rounded, values_, width_, num_rows, begin, end, out);
+  void weigh_values(const float *, const uint16_t *rounded, int num_rows, int begin, int end, float *out,
+                    Prefetcher &ahead) const {
+    PairProducts<L>::weigh_values(rounded, values_, width_, num_rows, begin, end, out, ahead);
   }
 
   Vec value_lanes(const float *values, int d) const {

@@ -9,6 +9,7 @@ template <typename Query, typename Cache, int L> class FloatTile {
 
   static int value_width(int head_dim_v) { return (head_dim_v + kLanes - 1) / kLanes * kLanes; }
   static void begin_tasks() {}
+  static int product_steps(int, int) { return 0; }
 
   FloatTile(Scratch &scratch, int head_dim_k, int head_dim_v, int, int num_tiles)
       : dim_k_(head_dim_k), dim_v_(head_dim_v), width_(value_width(head_dim_v)),
@@ -18,14 +19,16 @@ template <typename Query, typename Cache, int L> class FloatTile {
     if (!std::is_same_v<Cache, float> || width_ != dim_v_) values_ = scratch.take<float>(size_t(kSegmentTokens) * width_);
   }
 
-  void set_query(int tile, int lane, const Query *q) {
-    float *to = queries_ + size_t(tile) * dim_k_ * L + lane;
+  // The rows of a tile; lanes from `count` on are as if they were 0.
+  void set_queries(int tile, const Query *const *rows, int count) {
+    float *to = queries_ + size_t(tile) * dim_k_ * L;
     float wide[kLanes];
-    for (int d = 0; d < dim_k_; d += kLanes) {
-      const int n = std::min(kLanes, dim_k_ - d);
-      store(wide, load_as(q + d, n));
-      for (int i = 0; i < n; ++i) to[(d + i) * L] = wide[i];
-    }
+    for (int lane = 0; lane < count; ++lane, ++to)
+      for (int d = 0; d < dim_k_; d += kLanes) {
+        const int n = std::min(kLanes, dim_k_ - d);
+        store(wide, load_as(rows[lane] + d, n));
+        for (int i = 0; i < n; ++i) to[(d + i) * L] = wide[i];
+      }
   }
 
   // Keys [begin, end) of one segment; rows[k] is the cache row of key k.
@@ -36,17 +39,19 @@ template <typename Query, typename Cache, int L> class FloatTile {
     for (int key = end; key % kLanes; ++key) key_rows_[key] = key_rows_[begin];
   }
 
-  void load_values(const Cache *v_cache, const int64_t *rows, int begin, int end, Prefetcher &ahead) {
+  void load_values(const Cache *v_cache, const int64_t *rows, int begin, int end, Prefetcher &fetches) {
+    Prefetcher ahead = fetches;
     for (int key = begin; key < end; ++key) {
       value_rows_[key] = widen(v_cache + rows[key] * dim_v_, values_, key, dim_v_, width_);
       ahead.step();
     }
+    fetches = ahead;
     for (int key = begin / kLanes * kLanes; key < begin; ++key) value_rows_[key] = value_rows_[begin];
     for (int key = end; key % kLanes; ++key) value_rows_[key] = value_rows_[begin];
   }
 
   // products[key][L] of keys [begin, end), each summed over the head size from first to last.
-  void multiply_keys(int tile, int begin, int end, float *products) const {
+  void multiply_keys(int tile, int begin, int end, float *products, Prefetcher &) const {
     const float *q = queries_ + size_t(tile) * dim_k_ * L;
     for (int key = begin; key < end; key += kKeys) multiply_some(q, key_rows_ + key, products + key * L);
   }
@@ -55,7 +60,7 @@ template <typename Query, typename Cache, int L> class FloatTile {
   void round_weights(const float *, int, int, uint16_t *) const {}
 
   // out[row][d] = sum over keys [begin, end), in order, of weights[key][row] * value[key][d].
-  void weigh_values(const float *weights, const uint16_t *, int num_rows, int begin, int end, float *out) const {
+  void weigh_values(const float *weights, const uint16_t *, int num_rows, int begin, int end, float *out, Prefetcher &) const {
     int row = 0;
     for (; row + kSums <= num_rows; row += kSums)
       weigh_some<kSums>(weights + row, value_rows_, begin, end, out + row * width_);

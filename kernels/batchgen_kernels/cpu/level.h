@@ -41,6 +41,7 @@ static inline void end_tiles() { tile_release(); }
 static inline void begin_tiles() {}
 static inline void end_tiles() {}
 #endif
+#include "attention_fetch.h"
 #include "attention_segment.h"
 #include "attention_tile_float.h"
 #if BG_LEVEL >= 3

@@ -44,14 +44,16 @@ static inline void weigh_rows(const uint16_t *weights, const uint16_t *values, i
 
 template <int L> struct PairProducts {
   static void begin_tasks() {}
+  static int num_steps(int, int) { return 0; }
 
-  static void multiply_keys(const uint16_t *const *key_rows, const uint16_t *q, int dim, int begin, int end, float *products) {
+  static void multiply_keys(const uint16_t *const *key_rows, const uint16_t *q, int dim, int begin, int end, float *products,
+                            Prefetcher &) {
     for (int key = begin; key < end; key += 8)
       multiply_eight(key_rows[key / 16] + size_t(key % 16) * dim, q, dim, products + key * L, std::integral_constant<int, L>());
   }
 
   static void weigh_values(const uint16_t *weights, const uint16_t *values, int width, int num_rows, int begin, int end,
-                           float *out) {
+                           float *out, Prefetcher &) {
     int row = 0;
     for (; row + 4 <= num_rows; row += 4)
       weigh_rows<4>(weights + row * kSegmentTokens, values, width, begin, end, out + row * width);

@@ -1,4 +1,4 @@
-// Weights by key to bf16 weights by row. Included once per level from 3 on, inside that level's namespace.
+// Weights by key to bf16 weights by row, and queries by row to pairs by dimension. Included once per level from 3 on, inside that level's namespace.
 
 static inline void transpose_16x16(__m512i r[16]) {
   __m512i t[16];
@@ -15,6 +15,20 @@ static inline void transpose_16x16(__m512i r[16]) {
     r[c] = _mm512_shuffle_i32x4(a, b, 0x88), r[8 + c] = _mm512_shuffle_i32x4(a, b, 0xdd);
     r[4 + c] = _mm512_shuffle_i32x4(e, f, 0x88), r[12 + c] = _mm512_shuffle_i32x4(e, f, 0xdd);
   }
+}
+
+// r[row] of sixteen pairs becomes [pair][row], side by side.
+static inline void transpose_pairs(__m512i (&r)[16]) { transpose_16x16(r); }
+static inline void transpose_pairs(__m512i (&r)[4]) {
+  const __m512i a = _mm512_unpacklo_epi32(r[0], r[1]), b = _mm512_unpackhi_epi32(r[0], r[1]);
+  const __m512i c = _mm512_unpacklo_epi32(r[2], r[3]), d = _mm512_unpackhi_epi32(r[2], r[3]);
+  // Of 128-bit lane l, the pairs 4 l to 4 l + 3 of all rows; lanes are then put in order.
+  const __m512i t[4] = {_mm512_unpacklo_epi64(a, c), _mm512_unpackhi_epi64(a, c), _mm512_unpacklo_epi64(b, d),
+                        _mm512_unpackhi_epi64(b, d)};
+  const __m512i e = _mm512_shuffle_i32x4(t[0], t[1], 0x44), f = _mm512_shuffle_i32x4(t[2], t[3], 0x44);
+  const __m512i g = _mm512_shuffle_i32x4(t[0], t[1], 0xee), h = _mm512_shuffle_i32x4(t[2], t[3], 0xee);
+  r[0] = _mm512_shuffle_i32x4(e, f, 0x88), r[1] = _mm512_shuffle_i32x4(e, f, 0xdd);
+  r[2] = _mm512_shuffle_i32x4(g, h, 0x88), r[3] = _mm512_shuffle_i32x4(g, h, 0xdd);
 }
 
 static inline __m512i round_two(const float *low, const float *high) {
