@@ -10,11 +10,13 @@ import ctypes
 import time
 from array import array
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from batchgen_kernels import cpu
 from batchgen_kernels.cpu.library import DTYPE_CODES, library
+from batchgen_kernels.cpu.linear import LinearArgs
 
 from batchgen import Engine
 from batchgen.engine.batch import Batch
@@ -77,8 +79,12 @@ def _seconds_of_products(model: Any, shapes: list[StepShape]) -> float:
     body = list(_body(model, head))
     most = StepShape(*(max(column) for column in zip(*shapes, strict=True)))
     rooms: Rooms = {}
-    multiply = [_bare(product, most.num_tokens, torch.bfloat16, rooms) for product in body]
-    multiply_head = _bare(head, most.num_logits, torch.float32, rooms)
+    *multiply, multiply_head = _in_order(
+        [
+            *(_bare(product, most.num_tokens, torch.bfloat16, rooms) for product in body),
+            _bare(head, most.num_logits, torch.float32, rooms),
+        ]
+    )
     # Of the last layer only what comes before attention is needed of tokens whose logits are not wanted.
     whole, wanted = multiply[:-_PRODUCTS_AFTER_ATTENTION], [*multiply[-_PRODUCTS_AFTER_ATTENTION:], multiply_head]
     started = time.perf_counter()
@@ -104,8 +110,24 @@ Rooms = dict[tuple[str, int, int, torch.dtype], torch.Tensor]
 """Inputs and results [rows, features], the same for all products of a size: the engine's lie in the caches, too."""
 
 
-def _bare(product: Any, room: int, out_dtype: torch.dtype, rooms: Rooms) -> Callable[[int], object]:
-    """What multiplies the first rows of some inputs, of `room` rows at most; nothing is made in the call."""
+class Product(NamedTuple):
+    """One matrix product with its inputs and its result."""
+
+    multiply: Callable[[int], object]
+    """The first rows of the inputs; nothing is made in the call."""
+    args: LinearArgs | None
+
+
+def _in_order(products: list[Product]) -> list[Callable[[int], object]]:
+    """Each fetches the first weights of the next at its end, as in the engine."""
+    for before, after in pairwise(products):
+        if before.args and after.args:
+            before.args.next = ctypes.addressof(after.args)
+    return [product.multiply for product in products]
+
+
+def _bare(product: Any, room: int, out_dtype: torch.dtype, rooms: Rooms) -> Product:
+    """A product of `room` rows at most."""
 
     def shared(name: str, features: int, dtype: torch.dtype) -> torch.Tensor:
         size = (name, room, features, dtype)
@@ -116,7 +138,7 @@ def _bare(product: Any, room: int, out_dtype: torch.dtype, rooms: Rooms) -> Call
     kernel = product if isinstance(product, cpu.PackedLinear) else product.kernel
     if kernel is None:
         inputs = shared("x", product.in_features, torch.float32)
-        return lambda rows: product(inputs[:rows])
+        return Product(lambda rows: product(inputs[:rows]), None)
     x, out = shared("x", kernel.in_features, torch.bfloat16), shared("out", kernel.out_features, out_dtype)
     args = kernel.prepared()
     args.x, args.x_stride = x.data_ptr(), x.stride(0)
@@ -129,7 +151,7 @@ def _bare(product: Any, room: int, out_dtype: torch.dtype, rooms: Rooms) -> Call
         linear(reference)
         return kept
 
-    return multiply
+    return Product(multiply, args)
 
 
 def copy_bandwidth() -> float:

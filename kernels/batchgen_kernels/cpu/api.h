@@ -74,6 +74,7 @@ struct LinearArgs {
   int32_t out_dtype;
   int32_t gated;  // 0, or how many outputs silu(gate) * up has: each panel then holds sixteen gates, then their ups
   int32_t num_threads;
+  const LinearArgs *next;  // the product after this one, whose first weights are fetched at the end of this; or null
 };
 
 // A decoder layer of a stack: h += attention(norm(h)), then h += mlp(norm(h)), in bf16. Its products bring their weights, biases
@@ -150,9 +151,9 @@ struct KernelTable {
   void (*rotate_and_store)(const RotaryArgs &, const StoreArgs &);
 };
 
-// hidden is [T, E] bf16 contiguous, changed in place.
-void run_decoder_layers(const KernelTable &kernels, const DecoderLayerArgs *const *layers, int num_layers, void *hidden,
-                        const DecoderStepArgs &step);
+// hidden is [T, E] bf16 contiguous, changed in place; `after` is the product after them, or null.
+void run_decoder_layers(const KernelTable &kernels, const DecoderLayerArgs *const *layers, int num_layers,
+                        const LinearArgs *after, void *hidden, const DecoderStepArgs &step);
 // Where a token id has no embedding, a position no angles, or counts and wanted tokens do not fit, nothing is computed.
 DecoderStatus run_decoder_model(const KernelTable &kernels, const DecoderModelArgs &model,
                                 const DecoderModelStepArgs &step);

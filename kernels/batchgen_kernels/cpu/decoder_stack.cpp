@@ -87,8 +87,10 @@ class TokenPlaces {
 
 class LayerRun {
  public:
-  LayerRun(const KernelTable &kernels, const DecoderLayerArgs &layer, const DecoderStepArgs &step, void *hidden)
-      : kernels_(kernels), layer_(layer), step_(step), num_tokens_(step.num_tokens), features_(layer.qkv.k),
+  // `after`: the product after the layer's last, or null.
+  LayerRun(const KernelTable &kernels, const DecoderLayerArgs &layer, const LinearArgs *after, const DecoderStepArgs &step,
+           void *hidden)
+      : kernels_(kernels), layer_(layer), after_(after), step_(step), num_tokens_(step.num_tokens), features_(layer.qkv.k),
         queries_(layer.num_heads * layer.head_dim), keys_(layer.num_kv_heads * layer.head_dim),
         stream_(static_cast<uint16_t *>(hidden)) {
     workspace().reset();
@@ -121,16 +123,16 @@ class LayerRun {
 
   void attend_tokens() {
     normalise(layer_.attention_norm, layer_.attention_eps);
-    multiply(layer_.qkv, normed_, features_, qkv_);
+    multiply(layer_.qkv, normed_, features_, qkv_, &layer_.attention_out);
     rotate_and_store();
     attend();
   }
 
   void finish() {
-    add_product(layer_.attention_out, attended_, queries_);
+    add_product(layer_.attention_out, attended_, queries_, &layer_.gate_up);
     normalise(layer_.mlp_norm, layer_.mlp_eps);
-    multiply(layer_.gate_up, normed_, features_, gated_);
-    add_product(layer_.down, gated_, layer_.gate_up.gated);
+    multiply(layer_.gate_up, normed_, features_, gated_, &layer_.down);
+    add_product(layer_.down, gated_, layer_.gate_up.gated, after_);
   }
 
   void normalise(const void *weight, float eps) {
@@ -138,14 +140,14 @@ class LayerRun {
                        layer_.norm_dtype, eps, step_.num_threads});
   }
 
-  void add_product(LinearArgs product, const void *x, int width) {
+  void add_product(LinearArgs product, const void *x, int width, const LinearArgs *next) {
     product.residual = stream_;
-    multiply(product, x, width, stream_);
+    multiply(product, x, width, stream_, next);
   }
 
-  void multiply(LinearArgs product, const void *x, int width, void *out) {
+  void multiply(LinearArgs product, const void *x, int width, void *out, const LinearArgs *next) {
     product.x = x, product.x_stride = width, product.out = out, product.out_dtype = kBFloat16;
-    product.m = num_tokens_, product.num_threads = step_.num_threads;
+    product.m = num_tokens_, product.num_threads = step_.num_threads, product.next = next;
     kernels_.linear(product);
   }
 
@@ -173,6 +175,7 @@ class LayerRun {
 
   const KernelTable &kernels_;
   const DecoderLayerArgs &layer_;
+  const LinearArgs *const after_;
   const DecoderStepArgs &step_;
   int num_tokens_;
   const int features_, queries_, keys_;
@@ -181,9 +184,10 @@ class LayerRun {
 
 }  // namespace
 
-void run_decoder_layers(const KernelTable &kernels, const DecoderLayerArgs *const *layers, int num_layers, void *hidden,
-                        const DecoderStepArgs &step) {
-  for (int i = 0; i < num_layers; ++i) LayerRun(kernels, *layers[i], step, hidden).run();
+void run_decoder_layers(const KernelTable &kernels, const DecoderLayerArgs *const *layers, int num_layers,
+                        const LinearArgs *after, void *hidden, const DecoderStepArgs &step) {
+  for (int i = 0; i < num_layers; ++i)
+    LayerRun(kernels, *layers[i], i + 1 < num_layers ? &layers[i + 1]->qkv : after, step, hidden).run();
 }
 
 DecoderStatus run_decoder_model(const KernelTable &kernels, const DecoderModelArgs &model,
@@ -203,10 +207,11 @@ DecoderStatus run_decoder_model(const KernelTable &kernels, const DecoderModelAr
   // A token may be wanted twice: only where fewer rows are left is the last layer finished for the wanted ones alone.
   const bool is_finished_whole = wanted.count >= step.num_tokens;
   const int num_whole = is_finished_whole ? model.num_layers : model.num_layers - 1;
-  run_decoder_layers(kernels, model.layers, num_whole, hidden, step);
+  const LinearArgs *after = is_finished_whole ? &model.head : &model.layers[num_whole]->qkv;
+  run_decoder_layers(kernels, model.layers, num_whole, after, hidden, step);
   const uint16_t *last = hidden;
   if (!is_finished_whole) {
-    last = LayerRun(kernels, *model.layers[num_whole], step, hidden).run_for(wanted);
+    last = LayerRun(kernels, *model.layers[num_whole], &model.head, step, hidden).run_for(wanted);
   } else if (!wanted.is_all_of(step.num_tokens)) {
     uint16_t *const gathered = take_rows(wanted.count);
     wanted.gather(hidden, features, gathered), last = gathered;

@@ -90,7 +90,7 @@ BG_EXPORT void bg_advise_huge_pages(void *at, int64_t bytes) {
 }
 
 // Bumped with every change of this interface: the binding refuses a library of another version.
-BG_EXPORT int bg_interface_version() { return 13; }
+BG_EXPORT int bg_interface_version() { return 14; }
 BG_EXPORT int bg_highest_level() { return kHighestLevel; }
 BG_EXPORT const char *bg_level_name(int level) { return kLevels[level]->name; }
 BG_EXPORT int bg_current_level() { return current_level; }
@@ -108,7 +108,7 @@ BG_EXPORT void bg_silu_mul(const SiluMulArgs *args) { table().silu_mul(*args); }
 BG_EXPORT void bg_rotary(const RotaryArgs *args) { table().rotary(*args); }
 BG_EXPORT void bg_decoder_layers(const DecoderLayerArgs *const *layers, int num_layers, void *hidden,
                                  const DecoderStepArgs *step) {
-  run_decoder_layers(table(), layers, num_layers, hidden, *step);
+  run_decoder_layers(table(), layers, num_layers, nullptr, hidden, *step);
 }
 BG_EXPORT int bg_decoder_model(const DecoderModelArgs *model, const DecoderModelStepArgs *step) {
   return run_decoder_model(table(), *model, *step);

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-INTERFACE_VERSION = 13
+INTERFACE_VERSION = 14
 """Of api.h; a library built from other sources is refused rather than called."""
 
 _HUGE_PAGE = 2 << 20

@@ -5,6 +5,8 @@
 // What stays in the second cache while all panels pass by, and in the first.
 constexpr int64_t kCachedInputBytes = int64_t(896) << 10;
 constexpr int64_t kFirstCacheBytes = int64_t(40) << 10;
+// Of a group of panels: it stays in the second cache beside the one that follows.
+constexpr int kGroupBytes = 320 << 10;
 // Results too large to be found in the second cache again are written past it.
 constexpr int64_t kStreamedBytes = int64_t(4) << 20;
 
@@ -78,26 +80,38 @@ static LinearInput quantized_input(const LinearArgs &args, int num_blocks, Scrat
   return input;
 }
 
+// A product's weights in groups of panels, of which a thread takes one at a time.
+struct WeightGroups {
+  const char *weights;
+  int num_blocks, num_panels, panels_per_group, count;
+
+  WeightGroups(const LinearArgs &args, int num_threads)
+      : weights(static_cast<const char *>(args.packed)),
+        num_blocks(std::max(1, (args.k * (args.column_scales ? 1 : 2) + kRowBlockBytes - 1) / kRowBlockBytes)),
+        num_panels((args.n + kPanelColumns - 1) / kPanelColumns),
+        panels_per_group(std::clamp(num_panels / (num_threads * 4), 1,
+                                    std::clamp(kGroupBytes / (num_blocks * kWeightBlockBytes), 1, 8))),
+        count((num_panels + panels_per_group - 1) / panels_per_group) {}
+
+  const char *panel(int index) const { return weights + size_t(index) * size_t(num_blocks * kWeightBlockBytes); }
+  const char *group(int index) const { return index < count ? panel(index * panels_per_group) : nullptr; }
+  int panels_of(int group) const { return std::min(panels_per_group, num_panels - group * panels_per_group); }
+};
+
 // One call's shape, and how it is cut.
 struct LinearJob {
   const LinearArgs &args;
   const LinearInput &input;
-  int num_panels, num_blocks;
-  int panels_per_group;
+  const WeightGroups groups;
   bool stream_weights;  // a group's panels pass by each block of rows, rather than all rows by each panel
   bool stream_results;
 
-  LinearJob(const LinearArgs &args, const LinearInput &input, int num_blocks)
-      : args(args), input(input), num_panels((args.n + kPanelColumns - 1) / kPanelColumns), num_blocks(num_blocks),
-        panels_per_group(std::clamp(num_panels / (args.num_threads * 4), 1, 8)),
-        stream_weights(int64_t(num_blocks) * kRowBlockBytes * kLinearRows <= kFirstCacheBytes) {
+  LinearJob(const LinearArgs &args, const LinearInput &input, const WeightGroups &groups)
+      : args(args), input(input), groups(groups),
+        stream_weights(int64_t(groups.num_blocks) * kRowBlockBytes * kLinearRows <= kFirstCacheBytes) {
     const int64_t bytes = int64_t(args.m) * args.n * (args.out_dtype == kFloat32 ? 4 : 2);
     const bool aligned = args.n % kPanelColumns == 0 && reinterpret_cast<uintptr_t>(args.out) % 64 == 0;
     stream_results = bytes > kStreamedBytes && aligned && !args.gated;
-  }
-
-  const char *weights(int panel) const {
-    return static_cast<const char *>(args.packed) + size_t(panel) * num_blocks * kWeightBlockBytes;
   }
 };
 
@@ -193,54 +207,66 @@ template <bool int8> class LinearWriter {
   ~LinearWriter() { before_.write(job_, sums_[turn_ ^ 1], 0, before_.num_rows); }
 
   template <bool stream_weights> void add(int row, int num_rows, int panel, Ahead ahead) {
-    PendingResult pending{job_, before_, sums_[turn_ ^ 1], (kLinearRows + job_.num_blocks - 1) / job_.num_blocks};
-    multiply_rows<int8, stream_weights>(job_.input.rows(row, num_rows), job_.weights(panel), job_.num_blocks, ahead,
+    PendingResult pending{job_, before_, sums_[turn_ ^ 1], (kLinearRows + num_blocks() - 1) / num_blocks()};
+    multiply_rows<int8, stream_weights>(job_.input.rows(row, num_rows), job_.groups.panel(panel), num_blocks(), ahead,
                                         pending, sums_[turn_]);
     before_ = {row, num_rows, panel * kPanelColumns};
     turn_ ^= 1;
   }
 
  private:
+  int num_blocks() const { return job_.groups.num_blocks; }
+
   const LinearJob &job_;
   LinearResult before_{0, 0, 0};
   int turn_ = 0;
   alignas(64) float sums_[2][kLinearRows * kPanelColumns];
 };
 
-// Rows [begin, end) times the panels of one group.
-template <bool int8> static void linear_group(const LinearJob &job, int begin, int end, int first_panel) {
-  const int last_panel = std::min(first_panel + job.panels_per_group, job.num_panels);
+// Rows [begin, end) times the panels of one group, while the weights at `following` are fetched, as many; or null.
+template <bool int8> static void linear_group(const LinearJob &job, int begin, int end, int group, const char *following) {
+  const int first_panel = group * job.groups.panels_per_group, last_panel = first_panel + job.groups.panels_of(group);
+  const int passes = (end - begin + kLinearRows - 1) / kLinearRows;
+  const int lines = (kWeightBlockBytes / 64 + passes - 1) / passes;
+  Ahead ahead{following, following ? lines : 0};
   LinearWriter<int8> writer(job);
+  const auto go_on = [&] { ahead.at += ahead.lines_per_block * job.groups.num_blocks * 64; };
   if (job.stream_weights) {
     for (int row = begin; row < end; row += kLinearRows)
-      for (int panel = first_panel; panel < last_panel; ++panel)
-        writer.template add<true>(row, std::min(kLinearRows, end - row), panel, {nullptr, 0});
+      for (int panel = first_panel; panel < last_panel; ++panel, go_on())
+        writer.template add<true>(row, std::min(kLinearRows, end - row), panel, ahead);
     return;
   }
-  const int passes = (end - begin + kLinearRows - 1) / kLinearRows;
-  // With few rows the processor's own prefetching does better.
-  const int lines = passes > 1 ? (kWeightBlockBytes / 64 + passes - 1) / passes : 0;
   for (int panel = first_panel; panel < last_panel; ++panel) {
-    Ahead ahead{job.weights(panel + 1), lines};
-    for (int row = begin; row < end; row += kLinearRows) {
+    const char *next = panel + 1 < last_panel ? job.groups.panel(panel + 1) : following;
+    ahead = {next, next ? lines : 0};
+    for (int row = begin; row < end; row += kLinearRows, go_on())
       writer.template add<false>(row, std::min(kLinearRows, end - row), panel, ahead);
-      ahead.at += lines * job.num_blocks * 64;
-    }
   }
 }
 
+// A thread takes the next group while it still computes one, so that it knows what to fetch; its first is the one that it
+// fetched in the product before.
 template <bool int8> static void run_linear(const LinearJob &job) {
   const LinearArgs &args = job.args;
-  const int64_t fitting = kCachedInputBytes / (int64_t(job.num_blocks) * kRowBlockBytes) / kLinearRows * kLinearRows;
+  const WeightGroups &groups = job.groups;
+  const int64_t fitting = kCachedInputBytes / (int64_t(groups.num_blocks) * kRowBlockBytes) / kLinearRows * kLinearRows;
   const int chunk = int(std::clamp<int64_t>(fitting, kLinearRows, std::max(args.m, kLinearRows)));
-#pragma omp parallel num_threads(args.num_threads)
-  {
+  const int num_tasks = groups.count * ((args.m + chunk - 1) / chunk), num_threads = args.num_threads;
+  int next_task = num_threads;
+#pragma omp parallel for num_threads(num_threads) schedule(static, 1)
+  for (int thread = 0; thread < num_threads; ++thread) {
     begin_tiles();
-    for (int begin = 0; begin < args.m; begin += chunk) {
-      const int end = std::min(begin + chunk, args.m);
-#pragma omp for schedule(dynamic, 1) nowait
-      for (int panel = 0; panel < job.num_panels; panel += job.panels_per_group)
-        linear_group<int8>(job, begin, end, panel);
+    for (int task = thread, next; task < num_tasks; task = next) {
+#pragma omp atomic capture
+      next = next_task++;
+      const char *following = nullptr;
+      if (next < num_tasks)
+        following = groups.group(next % groups.count);
+      else if (args.next)
+        following = WeightGroups(*args.next, num_threads).group(thread);
+      const int begin = task / groups.count * chunk;
+      linear_group<int8>(job, begin, std::min(begin + chunk, args.m), task % groups.count, following);
     }
     end_tiles();
   }
@@ -249,10 +275,9 @@ template <bool int8> static void run_linear(const LinearJob &job) {
 static void linear(const LinearArgs &args) {
   Scratch &scratch = shared_scratch();
   scratch.reset();
-  const int element = args.column_scales ? 1 : 2;
-  const int num_blocks = std::max(1, (args.k * element + kRowBlockBytes - 1) / kRowBlockBytes);
-  const LinearInput input =
-      args.column_scales ? quantized_input(args, num_blocks, scratch) : plain_input(args, num_blocks, scratch);
-  const LinearJob job(args, input, num_blocks);
+  const WeightGroups groups(args, args.num_threads);
+  const LinearInput input = args.column_scales ? quantized_input(args, groups.num_blocks, scratch)
+                                               : plain_input(args, groups.num_blocks, scratch);
+  const LinearJob job(args, input, groups);
   args.column_scales ? run_linear<true>(job) : run_linear<false>(job);
 }

@@ -40,6 +40,7 @@ class LinearArgs(ctypes.Structure):
         ),
         ("x_stride", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("m", "n", "k", "out_dtype", "gated", "num_threads")),
+        ("next", ctypes.c_void_p),
     ]
 
 
