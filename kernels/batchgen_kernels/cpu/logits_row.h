@@ -54,12 +54,16 @@ static inline void get_group(const LogitsRow &row, int group, Vec *v) {
   for (int i = 0; i < kGroupVectors; ++i) v[i] = load(row.x + size_t(group) * kGroupTokens + i * kLanes);
 }
 
+// Logits that are fetched ahead: a row is longer than the caches, and its exponentials take as long as reading it.
+constexpr int kAheadTokens = 1024;
+
 template <typename T> static inline void load_logits(LogitsRow &row, const T *logits) {
   Vec v[kGroupVectors];
   for (int g = 0; g < row.groups; ++g) {
     const T *from = logits + size_t(g) * kGroupTokens;
     const int held = row.vocabulary - g * kGroupTokens;
     for (int i = 0; i < kGroupVectors; ++i) {
+      __builtin_prefetch(from + kAheadTokens + i * kLanes);
       const int lanes = held - i * kLanes;
       if (lanes >= kLanes) v[i] = load_as(from + i * kLanes);
       else if (lanes > 0) v[i] = select(first_lanes(lanes), load_as(from + i * kLanes, lanes), splat(-kInfinity));
