@@ -287,6 +287,38 @@ template <class Tile> class AttentionRun {
   float key_scales_[2][kSegmentTokens], value_scales_[2][kSegmentTokens];
 };
 
+// Computes a thread's tasks.
+template <class Wide, class Narrow> class TaskRunner {
+ public:
+  using Stream = FetchStream<typename Wide::CacheType>;
+
+  TaskRunner(const AttentionArgs &args, const AttentionPlan &plan, const SharedRows &shared, Stream &stream)
+      : args_(args), plan_(plan), shared_(shared), stream_(stream), scratch_(thread_scratch()) {}
+
+  void run(const PlanTask &task) {
+    for (int run = task.run_begin; run < task.run_end; ++run) {
+      const PlanPart &first = plan_.parts[plan_.runs[run].part_begin];
+      const int rows = (first.query_end - first.query_begin) * (args_.num_heads / args_.num_kv_heads);
+      rows <= Narrow::kRows ? compute<Narrow>(plan_.runs[run]) : compute<Wide>(plan_.runs[run]);
+    }
+  }
+
+ private:
+  template <class Tile> void compute(const PlanRun &run) {
+    if (tile_rows_ != Tile::kRows) Tile::begin_tasks();
+    tile_rows_ = Tile::kRows;
+    scratch_.reset();
+    AttentionRun<Tile>(args_, plan_, shared_, run, stream_, scratch_).run();
+  }
+
+  const AttentionArgs &args_;
+  const AttentionPlan &plan_;
+  const SharedRows &shared_;
+  Stream &stream_;
+  Scratch &scratch_;
+  int tile_rows_ = 0;  // that this thread is set up for
+};
+
 template <class Wide, class Narrow> static void run_attention(const AttentionArgs &args, const AttentionPlan &plan) {
   SharedRows shared;
   if (plan.has_shared_nodes) {
@@ -296,31 +328,15 @@ template <class Wide, class Narrow> static void run_attention(const AttentionArg
     shared.maximum = shared.values + rows * size_t(Wide::value_width(args.head_dim_v));
     shared.sum = shared.maximum + rows;
   }
-  const int group = args.num_heads / args.num_kv_heads;
-#pragma omp parallel num_threads(args.num_threads)
-  {
-    Scratch &scratch = thread_scratch();
-    int rows = 0;  // of the tiles that this thread is set up for
-    const auto compute = [&](const PlanRun &run, auto &stream) {
-      scratch.reset();
-      const PlanPart &first = plan.parts[run.part_begin];
-      const bool narrow = (first.query_end - first.query_begin) * group <= Narrow::kRows;
-      const int needed = narrow ? Narrow::kRows : Wide::kRows;
-      if (rows != needed) narrow ? Narrow::begin_tasks() : Wide::begin_tasks();
-      rows = needed;
-      if (narrow)
-        AttentionRun<Narrow>(args, plan, shared, run, stream, scratch).run();
-      else
-        AttentionRun<Wide>(args, plan, shared, run, stream, scratch).run();
-    };
-    for (const auto &phase : plan.phases) {
-#pragma omp for schedule(dynamic, 1)
-      for (size_t i = 0; i < phase.size(); ++i) {
-        FetchStream<typename Wide::CacheType> stream(args, plan, phase[i]);
-        for (int run = phase[i].run_begin; run < phase[i].run_end; ++run) compute(plan.runs[run], stream);
-      }
+  for (const auto &phase : plan.phases) {
+    TaskQueue queue(phase, args.num_threads);
+#pragma omp parallel for num_threads(args.num_threads) schedule(static, 1)
+    for (int thread = 0; thread < args.num_threads; ++thread) {
+      FetchStream<typename Wide::CacheType> stream(args, plan, queue, thread);
+      TaskRunner<Wide, Narrow> runner(args, plan, shared, stream);
+      while (const PlanTask *task = stream.next_task()) runner.run(*task);
+      end_tiles();
     }
-    end_tiles();
   }
 }
 

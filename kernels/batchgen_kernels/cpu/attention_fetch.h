@@ -56,18 +56,45 @@ static inline SegmentRange segments_of(const AttentionArgs &args, const Attentio
   return {begin, std::min(node.segment_end, last / kSegmentTokens + 1), last};
 }
 
-// The segments of a task in the order in which they are computed, each fetched while the one before is.
+// The tasks of a phase, for all threads.
+class TaskQueue {
+ public:
+  TaskQueue(const std::vector<PlanTask> &tasks, int num_threads) : tasks_(tasks), next_(num_threads) {}
+
+  // Each thread's first is its own; null: there are no more.
+  const PlanTask *at(int index) const { return index < int(tasks_.size()) ? &tasks_[size_t(index)] : nullptr; }
+  const PlanTask *take() {
+    int index;
+#pragma omp atomic capture
+    index = next_++;
+    return at(index);
+  }
+
+ private:
+  const std::vector<PlanTask> &tasks_;
+  int next_;
+};
+
+// A thread's tasks, and their segments in the order in which they are computed, each fetched while the one before is: the
+// next task is taken beside the last segment of this one.
 template <typename Cache> class FetchStream {
  public:
-  FetchStream(const AttentionArgs &args, const AttentionPlan &plan, const PlanTask &task)
-      : args_(args), plan_(plan), part_(plan.runs[task.run_begin].part_begin),
-        end_(plan.runs[task.run_end - 1].part_end) {
-    find_segments();
+  FetchStream(const AttentionArgs &args, const AttentionPlan &plan, TaskQueue &queue, int thread)
+      : args_(args), plan_(plan), queue_(queue) {
+    look_at(queue.at(thread));
+  }
+
+  // The task after the one whose segments are all computed, or null.
+  const PlanTask *next_task() {
+    if (!has_next_) look_at(queue_.take());
+    has_next_ = false;
+    return next_;
   }
 
   // Another segment is computed, in so many steps.
   void begin_segment(int num_steps) {
     if (++segment_ >= range_.end) ++part_, find_segments();
+    if (part_ == end_ && !has_next_) look_at(queue_.take());
     ahead.begin(regions_, part_ < end_ ? find_regions() : 0, num_steps, kMostLinesPerStep);
   }
 
@@ -75,6 +102,13 @@ template <typename Cache> class FetchStream {
 
  private:
   static constexpr int kMostLinesPerStep = 8;
+
+  void look_at(const PlanTask *task) {
+    next_ = task, has_next_ = true;
+    if (!task) return;
+    part_ = plan_.runs[task->run_begin].part_begin, end_ = plan_.runs[task->run_end - 1].part_end;
+    find_segments();
+  }
 
   void find_segments() {
     for (; part_ < end_; ++part_) {
@@ -105,8 +139,10 @@ template <typename Cache> class FetchStream {
 
   const AttentionArgs &args_;
   const AttentionPlan &plan_;
-  int part_, segment_ = 0;
-  const int end_;
+  TaskQueue &queue_;
+  const PlanTask *next_ = nullptr;
+  bool has_next_ = false;  // is at next_, though segments of the task before are still computed
+  int part_ = 0, end_ = 0, segment_ = 0;
   SegmentRange range_{};
   Region regions_[4 * kSegmentTokens];  // keys, values and their scales of blocks of one token
 };
