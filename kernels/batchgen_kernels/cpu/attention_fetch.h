@@ -93,7 +93,7 @@ template <typename Cache> class FetchStream {
 
   // Another segment is computed, in so many steps.
   void begin_segment(int num_steps) {
-    if (++segment_ >= range_.end) ++part_, find_segments();
+    if (part_ < end_ && ++segment_ >= range_.end) ++part_, find_segments();
     if (part_ == end_ && !has_next_) look_at(queue_.take());
     ahead.begin(regions_, part_ < end_ ? find_regions() : 0, num_steps, kMostLinesPerStep);
   }
