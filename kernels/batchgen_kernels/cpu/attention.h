@@ -257,12 +257,14 @@ template <class Tile> class AttentionRun {
   void advance() {
     ++count_;
     auto &last = units_[(count_ + 1) % 2], &before = units_[count_ % 2];
+    Prefetcher &ahead = stream_.ahead;
     if (before.state)
-      tile_.weigh_values(before.products, before.rounded, before.num_rows, before.begin, before.end, values_, stream_.ahead);
+      tile_.weigh_values(before.products, before.rounded, before.num_rows, before.begin, before.end, values_, ahead);
     if (last.state) {
-      if (const auto *values = last.values) tile_.load_values(values->cache, values->rows, values->begin, values->end, stream_.ahead);
+      if (const auto *values = last.values)
+        tile_.load_values(values->cache, values->rows, values->begin, values->end, ahead);
       weigh_keys<L>(tile_.products(last.tile, last.products), last.products, last.begin, last.end, last.range, last.rule,
-                    stream_.ahead, last.maximum, last.sum);
+                    ahead, last.maximum, last.sum);
       tile_.round_weights(last.products, last.begin, last.end, last.rounded);
     }
     if (before.state)

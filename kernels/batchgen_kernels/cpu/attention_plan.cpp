@@ -13,9 +13,8 @@ constexpr int kMostRows = 192, kFewestRows = 64;
 // A thread's share of a phase is at least this many tasks, so that all end at about the same time.
 constexpr int kLongTasks = 3, kShortTasks = 8;
 
-// Sequences that decode behind one prefix are a thread's from the prefix to their ends where a thread gets at least this
-// many of such branches, each of which has at least so many rows.
-constexpr int kBranchTasks = 1, kBranchRows = 96;
+// Sequences that decode behind one prefix are cut into branches of at least so many rows: each reads the prefix.
+constexpr int kBranchRows = 96;
 
 template <typename T> T divide_up(T a, T b) { return (a + b - 1) / b; }
 
@@ -59,9 +58,9 @@ class Planner {
       std::stable_sort(phase.begin(), phase.end(), [](const PlanTask &a, const PlanTask &b) { return a.cost > b.cost; });
   }
 
-  // As plan_levels(), but sequences that decode behind a prefix are a task with it: no thread waits for another's results,
-  // and what each has of its own is fetched while the prefix is computed. False, and nothing done, where such tasks are
-  // none or too few for all threads to end at about the same time.
+  // As plan_levels(), but sequences that decode behind a prefix are a task with it: its results need not go to another
+  // thread, and none waits for them. False, and nothing done, where there are no such tasks, or one is more than a
+  // thread's share.
   bool plan_branches() {
     Levels levels;
     std::vector<Levels> branches;
@@ -78,7 +77,7 @@ class Planner {
     }
     int64_t total = cost_of(levels), most = 0;
     for (const Levels &branch : branches) total += cost_of(branch), most = std::max(most, cost_of(branch));
-    if (branches.empty() || most > total / (kBranchTasks * args_.num_threads) * 17 / 16) {
+    if (branches.empty() || most > total / args_.num_threads * 17 / 16) {
       plan_.nodes.clear(), plan_.has_shared_nodes = false;
       return false;
     }
@@ -89,8 +88,8 @@ class Planner {
   }
 
   bool is_decoded_together(size_t begin, size_t end) const {
-    return end - begin > 1 && std::all_of(spans_.begin() + begin, spans_.begin() + end,
-                                          [](const SequenceSpan &span) { return span.num_queries == 1; });
+    const auto decodes = [](const SequenceSpan &span) { return span.num_queries == 1; };
+    return end - begin > 1 && std::all_of(spans_.data() + begin, spans_.data() + end, decodes);
   }
 
   void add_branch(std::vector<PlanTask> &tasks, const Levels &branch) {

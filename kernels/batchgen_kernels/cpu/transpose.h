@@ -1,4 +1,5 @@
-// Weights by key to bf16 weights by row, and queries by row to pairs by dimension. Included once per level from 3 on, inside that level's namespace.
+// Weights by key to bf16 weights by row, and queries by row to pairs by dimension. Included once per level from 3 on, inside
+// that level's namespace.
 
 static inline void transpose_16x16(__m512i r[16]) {
   __m512i t[16];
