@@ -146,12 +146,13 @@ def test_the_kernels_of_a_gpu_draw_the_same_tokens(tiny_llama: Path, monkeypatch
         store_kv.store_kv_triton,
         copy_blocks.copy_blocks_triton,
         paged_attention.paged_attention_triton,
-        sample.sample_triton,
+        sample.SampleSteps,
         top_tokens.top_tokens_triton,
         top_tokens.token_ranks_triton,
         takes_plan=True,
     )
     options = {**OPTIONS, "max_batch_tokens": 512, "kv_cache_memory": "8MiB"}
+    monkeypatch.setattr(sample, "sample", sample.sample_triton)
     # The model as it comes: the fused layers of a processor would not ask for these kernels.
     monkeypatch.setattr(loading, "make_rows_independent", lambda *_: None)
     ours = run(watched_engine(tiny_llama, WatchedDevice((2, 4)), triton, monkeypatch, **options), prompts, params)
